@@ -34,7 +34,7 @@ from cs336_systems.parallel import (
     SymmetricMemoryDataParallel,
     SymmetricMemoryShardedOptimizer,
 )
-from cs336_systems.training import CapturedStep
+from cs336_systems.training import CapturedStep, compile_blocks
 
 BASELINE = "no communication"
 
@@ -195,8 +195,7 @@ def make_step(part: Part, shape: Shape, name: str, captured: bool, device: torch
         net = LanguageModel(shape)
         tokens = torch.randint(shape.words, (shape.batch, shape.context + 1))
     if device.type == "cuda":
-        for number, block in enumerate(net.blocks):
-            net.blocks[number] = torch.compile(block)  # type: ignore[assignment]
+        compile_blocks(net)
     model, optimizer = part.contenders[name](net)
     casts = part.autocast and name in REPLICATED
 

@@ -84,7 +84,7 @@ class FullyShardedDataParallel(nn.Module):
         """Shard a module that all ranks have built alike, with rank 0's parameters and buffers.
 
         Args:
-            module: the module to train. To compile a block, replace it by `torch.compile(block)` first.
+            module: the module to train. Compile its blocks before, as `compile_blocks` of cs336_systems.training does.
             compute_dtype: dtype in which weights and gradients are sent and layers compute: their weights, biases and
                 floating-point inputs are cast. Shards and their gradients keep the parameters' dtype. None: no cast.
             together: classes of modules, such as the Transformer's block, whose layers' weights are gathered in one
@@ -95,8 +95,8 @@ class FullyShardedDataParallel(nn.Module):
         Raises:
             ValueError: the ranks' modules differ, nothing is to be trained, the compute_dtype is not floating-point or
                 conflicts with a part that keeps its own dtype, an embedding has sparse gradients or renormalizes
-                itself, parameters are on the meta device or share memory, a module was compiled in place or is
-                sharded already, or gradients are used up in the backward pass.
+                itself, parameters are on the meta device or share memory, the module itself was compiled in place or
+                is sharded already, or gradients are used up in the backward pass.
         """
         super().__init__()
         check(module, compute_dtype)
@@ -130,8 +130,7 @@ class FullyShardedDataParallel(nn.Module):
         load_into({place: p for p, places in find_places(module).items() for place in places})
         module.register_forward_pre_hook(Hook(before_module(this)))
         for unit, part in zip(self._units, modules, strict=True):
-            part.register_forward_pre_hook(Hook(before_forward(this, unit.index)), with_kwargs=True)
-            part.register_forward_hook(Hook(after_forward(this, unit.index)), always_call=True)
+            call_around(part, before_forward(this, unit.index), after_forward(this, unit.index))
             for position, weight in enumerate(unit.first):
                 if weight.whole.requires_grad:
                     weight.whole.register_post_accumulate_grad_hook(on_arrival(this, unit.index, position))
@@ -361,6 +360,26 @@ class Hook:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copies()
+
+
+def call_around(module: nn.Module, before: Callable[..., Any], after: Callable[..., None]) -> None:
+    """Make a module call `before` with its arguments, and `after` with its output; if it is compiled, outside of it."""
+    compiled = module._compiled_call_impl
+    if compiled is None:
+        module.register_forward_pre_hook(Hook(before), with_kwargs=True)
+        module.register_forward_hook(Hook(after), always_call=True)
+        return
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        output = None
+        try:
+            args, kwargs = before(module, args, kwargs)
+            output = compiled(*args, **kwargs)
+        finally:
+            after(module, args, output)
+        return output
+
+    module._compiled_call_impl = call
 
 
 Wrapper = weakref.ref[FullyShardedDataParallel]

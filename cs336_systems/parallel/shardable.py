@@ -20,6 +20,8 @@ def check(module: nn.Module, compute_dtype: torch.dtype | None) -> None:
         raise ValueError(f"compute_dtype is {compute_dtype}; allowed: floating-point dtypes, and None")
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ValueError("the module has no parameter that requires a gradient: there is nothing to synchronize")
+    if module._compiled_call_impl is not None:
+        raise ValueError("the module was compiled in place; allowed: to compile its parts so, or torch.compile(module)")
     for name, part in module.named_modules():
         check_part(name or "the module", part, compute_dtype)
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -41,8 +43,6 @@ def check_part(name: str, part: nn.Module, compute_dtype: torch.dtype | None) ->
             f"{name} is an embedding with sparse={part.sparse} and max_norm={part.max_norm}; "
             "allowed: sparse=False and max_norm=None"
         )
-    if part._compiled_call_impl is not None:
-        raise ValueError(f"{name} was compiled in place; allowed: torch.compile(module)")
     dtypes = {parameter.dtype for parameter in part.parameters(recurse=False)}
     if compute_dtype is not None and isinstance(part, OWN_DTYPE) and dtypes - {compute_dtype}:
         raise ValueError(

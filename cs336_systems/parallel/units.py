@@ -166,5 +166,5 @@ def is_layer(module: nn.Module) -> bool:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether a module was made by torch.compile: no hook can run between its layers."""
-    return hasattr(module, "_orig_mod")
+    """Whether a module was made by torch.compile, or compiled in place: no hook can run between its layers."""
+    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None

@@ -4,6 +4,7 @@ from cs336_systems.training.adamw import MasterAdamW
 from cs336_systems.training.captured_step import CapturedStep
 from cs336_systems.training.checkpointing import checkpoint_blocks
 from cs336_systems.training.clipping import clip_scale
+from cs336_systems.training.compiled_blocks import compile_blocks
 from cs336_systems.training.fp8 import use_fp8
 from cs336_systems.training.fused_model import FusedTransformerLM, fuse
 from cs336_systems.training.gradient_sums import GradientSums
@@ -21,6 +22,7 @@ __all__ = [
     "add_rms_norm",
     "checkpoint_blocks",
     "clip_scale",
+    "compile_blocks",
     "fuse",
     "linear_cross_entropy",
     "packed_linear",

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from cs336_systems.attention import flash_attention
 from cs336_systems.model import may_draw_random_numbers
+from cs336_systems.training.compiled_blocks import blocks_of
 from cs336_systems.training.fused_model import FusedSwiGLU, FusedTransformerBlock
 
 KEPT = [torch.ops.cs336_systems.attention_forward.default]
@@ -40,13 +41,11 @@ def checkpoint_blocks(model: nn.Module, blocks: int | None = None, *, keep_atten
         ValueError: the model has no `blocks`, or not so many, a block is checkpointed or compiled already, or
             keep_attention is asked for and a block does not call flash_attention. Nothing is changed then.
     """
-    layers = getattr(model, "blocks", None)
-    if not isinstance(layers, nn.ModuleList | nn.Sequential):
-        raise ValueError(f"{type(model).__qualname__} has no ModuleList `blocks`; allowed: models that have one")
+    layers = blocks_of(model)
     count = len(layers) if blocks is None else blocks
     if not 0 <= count <= len(layers):
         raise ValueError(f"blocks is {count}; allowed: 0 to {len(layers)}, the model's")
-    chosen = list(dict.fromkeys(list(layers)[:count]))
+    chosen = list(dict.fromkeys(layers[:count]))
     for number, block in enumerate(chosen):
         _check(block, number, keep_attention)
     for block in chosen:

@@ -12,6 +12,7 @@ from torch.func import functional_call
 from cs336_systems.model import RMSNorm, TransformerBlock
 from cs336_systems.parallel.data_parallel import FlatDataParallel
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
+from cs336_systems.training import compile_blocks
 from tests.support.models import CheckpointedLM, ReentrantLM
 from tests.support.ranks import on_all_ranks
 from tests.verify.training import (
@@ -82,6 +83,12 @@ def compiled_transformer():
     return model
 
 
+def compiled_in_place():
+    model = small_transformer()
+    compile_blocks(model, backend="aot_eager", fullgraph=True)
+    return model
+
+
 MODELS = {
     "odd": OddModel,
     "transformer": small_transformer,
@@ -90,6 +97,7 @@ MODELS = {
     "checkpointed, reentrant": partial(small_transformer, ReentrantLM),
     "flash": flash_transformer,
     "compiled": compiled_transformer,
+    "compiled in place": compiled_in_place,
 }
 
 

@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from cs336_systems.attention import flash_attention, plain_attention
 from cs336_systems.model import TransformerLM
 from cs336_systems.training.checkpointing import checkpoint_blocks
+from cs336_systems.training.compiled_blocks import compile_blocks
 from cs336_systems.training.fused_model import FusedTransformerLM
 from tests.support.operators import Operators
 
@@ -148,7 +149,7 @@ def test_blocks_may_have_named_arguments_and_be_shared():
 def test_mistakes_are_refused_and_change_nothing():
     with pytest.raises(ValueError, match="blocks is 4; allowed: 0 to 3"):
         checkpoint_blocks(make("cpu"), 4)
-    with pytest.raises(ValueError, match="Linear has no ModuleList `blocks`"):
+    with pytest.raises(ValueError, match="Linear has no `blocks`"):
         checkpoint_blocks(nn.Linear(2, 2))
     model = make("cpu")
     model.blocks[1].attention.attention = plain_attention
@@ -162,3 +163,20 @@ def test_mistakes_are_refused_and_change_nothing():
         checkpoint_blocks(model)
     assert "forward" not in model.blocks[2].__dict__
     assert model.blocks[2].attention.attention is flash_attention
+
+
+def test_blocks_are_compiled_in_place():
+    model = make("cpu")
+    first = model.blocks[0]
+    model.blocks.append(first)  # used twice
+    names = list(model.state_dict())
+    compile_blocks(model, backend="eager")
+    compiled = model.blocks[1]._compiled_call_impl
+    assert all(block._compiled_call_impl is not None for block in model.blocks)
+    assert list(model.state_dict()) == names
+    assert model.blocks[0] is first
+    with pytest.raises(ValueError, match="block 0 is compiled already"):
+        compile_blocks(model)
+    assert model.blocks[1]._compiled_call_impl is compiled
+    with pytest.raises(ValueError, match=r"Linear has no `blocks`; allowed: models with a ModuleList"):
+        compile_blocks(nn.Linear(2, 2))

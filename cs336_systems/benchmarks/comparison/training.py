@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from cs336_systems.benchmarks.comparison.agreement import available_on_all_ranks
 from cs336_systems.benchmarks.comparison.builders.own import builder_of
 from cs336_systems.experiments.contender import Declared
-from cs336_systems.measure.memory import Unavailable
 from cs336_systems.model import build_model
 from cs336_systems.sizes import parse_size
 from cs336_systems.training_step import TrainingStep
@@ -99,15 +98,6 @@ def phases_of(
         update = phases.pop("optimizer")
         phases |= {"synchronization": finish, "optimizer": update}
     return phases
-
-
-def compile_blocks(model: nn.Module) -> None:
-    """Compile each block separately, so that its gradients arrive when its own backward pass is over."""
-    blocks = getattr(model, "blocks", None)
-    if blocks is None:
-        raise Unavailable(f"{type(model).__name__} has no `blocks`, which could be compiled one by one")
-    for block in blocks:
-        block.compile()
 
 
 def run(phases: Phases) -> None:

@@ -30,7 +30,6 @@ from cs336_systems.benchmarks.comparison.timing import captured, host_row, phase
 from cs336_systems.benchmarks.comparison.training import (
     Phases,
     Training,
-    compile_blocks,
     everyones_tokens,
     new_model,
     own_part,
@@ -44,6 +43,7 @@ from cs336_systems.measure.memory import Unavailable, in_use, most_in_use, reset
 from cs336_systems.measure.overlap import ALL_GATHER, REDUCE_SCATTER
 from cs336_systems.parallel.buckets import MB
 from cs336_systems.record.measurement import Measurement, summarize
+from cs336_systems.training import compile_blocks
 
 SLACK = 1.05
 """Factor for libraries' workspaces and the allocator's fragmentation."""
@@ -200,7 +200,10 @@ class Trial:
         model = new_model(self.cell, self.device)
         if getattr(self.cell, "compiled", False):
             # Before there are wrappers: within its own forward pass PyTorch's would cut graphs at its buckets' ends.
-            compile_blocks(model)
+            try:
+                compile_blocks(model)
+            except ValueError as error:
+                raise Unavailable(str(error)) from None
         graphs = {"capturable": True} if self.replays else {}
         return start(contender, model, self.tokens, self.cell, lr=LEARNING_RATE, fused=True, **graphs)
 

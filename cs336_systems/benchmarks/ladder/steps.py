@@ -18,6 +18,7 @@ from cs336_systems.sizes import parse_size
 from cs336_systems.training.adamw import MasterAdamW
 from cs336_systems.training.captured_step import CapturedStep
 from cs336_systems.training.checkpointing import checkpoint_blocks
+from cs336_systems.training.compiled_blocks import compile_blocks
 from cs336_systems.training.fp8 import CAPABILITY, use_fp8
 from cs336_systems.training.fused_model import FusedTransformerLM, fuse
 from cs336_systems.training.linear_cross_entropy import linear_cross_entropy
@@ -55,8 +56,7 @@ class RungStep:
         if rung.wrapper:
             return
         if rung.passes == "compiled":
-            for block in self.model.blocks:
-                block.compile()
+            compile_blocks(self.model)
             self.tail = torch.compile(head_and_loss)
         optimizer = build_optimizer(rung, self.model)
         self.update = optimizer.step

@@ -1,7 +1,6 @@
 """One model trained by several processes, by this project's wrappers."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +11,7 @@ from cs336_systems.parallel.data_parallel import BucketedDataParallel
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
 from cs336_systems.parallel.update_in_backward import UpdateInBackward, units_of
 from cs336_systems.training.adamw import MasterAdamW
+from cs336_systems.training.compiled_blocks import compile_blocks
 
 BUCKET_MB = 100
 """Gradients that the data-parallel wrapper sends at once, in 10^6 bytes."""
@@ -67,9 +67,7 @@ def sharded_optimizer(
 
 def fsdp(model: TransformerLM, compute_loss: ComputeLoss, lr: float) -> tuple[ComputeLoss, Callable[[], object]]:
     """Each rank keeps its share of all weights in fp32; a block's are gathered in bf16 while it is used."""
-    for number, block in enumerate(model.blocks):
-        compiled: Any = torch.compile(block)
-        model.blocks[number] = compiled
+    compile_blocks(model)
     wrapper = FullyShardedDataParallel(ModuleOfLoss(model, compute_loss), torch.bfloat16)
     optimizer = torch.optim.AdamW(wrapper.parameters(), lr=lr, fused=True)
 

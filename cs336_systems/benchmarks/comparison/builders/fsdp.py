@@ -13,6 +13,7 @@ from cs336_systems.measure.memory import Unavailable
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
 from cs336_systems.parallel.symmetric_memory_data_parallel import SymmetricMemoryDataParallel
 from cs336_systems.parallel.symmetric_memory_optimizer import SymmetricMemoryShardedOptimizer
+from cs336_systems.training import compiled_blocks
 
 COMPUTE_DTYPE = {"fp32": None, "bf16": torch.bfloat16}
 
@@ -41,10 +42,10 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     Raises:
         Unavailable: the model has none.
     """
-    blocks = getattr(model, "blocks", None)
-    if blocks is None:
-        raise Unavailable(f"{type(model).__name__} has no `blocks`, which could be sharded one by one")
-    return list(blocks)
+    try:
+        return compiled_blocks.blocks_of(model)
+    except ValueError as error:
+        raise Unavailable(str(error)) from None
 
 
 fsdp = partial(shard, by_block=False)
