@@ -16,7 +16,7 @@ def averaging(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> dis
     NCCL divides before it adds. Gloo adds first, and the sum of fp16 numbers overflows where their mean does not: where
     there is fp16, all tensors are divided here, since a coalesced call has one operation.
     """
-    if dist.get_backend(group) == "nccl" or all(tensor.dtype != torch.float16 for tensor in tensors):
+    if all(tensor.dtype != torch.float16 for tensor in tensors) or dist.get_backend(group) == "nccl":
         return dist.ReduceOp.AVG
     for tensor in tensors:
         tensor.div_(dist.get_world_size(group))

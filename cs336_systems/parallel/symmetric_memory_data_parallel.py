@@ -11,7 +11,7 @@ from cs336_systems.limits import ALIGNMENT
 from cs336_systems.parallel.buckets import MB, Bucket, dense_view, fill_buckets, views_like
 from cs336_systems.parallel.data_parallel import OverlappedDataParallel
 from cs336_systems.parallel.ownership import aligned
-from cs336_systems.parallel.streams import current_stream, new_stream
+from cs336_systems.parallel.streams import current_stream, new_event, new_stream
 from cs336_systems.parallel.symmetric_memory import SymmetricMemory, allocate
 
 SMALL_BYTES = MB
@@ -57,11 +57,12 @@ class SymmetricMemoryDataParallel(OverlappedDataParallel):
         self._memory = allocate(layout.size, device, process_group)
         groups = group_messages(layout.sizes, bucket_size_mb * MB)
         self._exchanges = [Exchange(messages, indices, layout, self._memory, rank) for indices in groups]
-        self._plan([exchange.bucket for exchange in self._exchanges])
+        self._plan(self._exchanges)
         self._device = device
         self._sent: list[list[Tensor]] = []  # gradients that other streams use, kept even if `grad` is replaced
         # Arrived gradients are averaged before anything else, since other ranks wait for the mean.
         self._sending, self._averaging = new_stream(device), new_stream(device, priority=-1)
+        self._computed, self._all_sent = new_event(device), new_event(device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         raise TypeError(
@@ -69,21 +70,23 @@ class SymmetricMemoryDataParallel(OverlappedDataParallel):
         )
 
     def _send(self, bucket: Bucket) -> None:
-        exchange = self._exchanges[self._started]
-        gradients = [message.gather() for message in exchange.messages]
+        assert isinstance(bucket, Exchange)
+        gradients = [message.gather() for message in bucket.messages]
         self._sent.append(gradients)
-        self._sending.wait_stream(current_stream(self._device))
+        self._computed.record()
+        self._computed.wait(self._sending)
         with self._sending:
-            for index, slot in exchange.sent:
+            for index, slot in bucket.sent:
                 slot.copy_(gradients[index])
-        self._averaging.wait_stream(self._sending)
+        self._all_sent.record(self._sending)
+        self._all_sent.wait(self._averaging)
         with self._averaging:
             self._memory.barrier()  # All contributions are there.
-            owned = [gradients[index] for index in exchange.owned]
-            for number, contributions in enumerate(exchange.contributions if owned else [], start=1):
+            owned = [gradients[index] for index in bucket.owned]
+            for number, contributions in enumerate(bucket.contributions if owned else [], start=1):
                 # Running mean of number + 1 gradients. A sum and a division would read the memory twice.
                 torch._foreach_lerp_(owned, contributions, 1 / (number + 1))
-            for index, slot in exchange.returned:
+            for index, slot in bucket.returned:
                 slot.copy_(gradients[index])
 
     def _wait(self) -> None:
@@ -125,7 +128,7 @@ class Layout:
         return slice(start, start + self.sizes[message])
 
 
-class Exchange:
+class Exchange(Bucket):
     """Messages that are sent together, and their slots, as seen from this rank."""
 
     def __init__(
@@ -133,7 +136,7 @@ class Exchange:
     ):
         """Make an exchange of the messages `indices` of `messages`, on `rank`."""
         self.messages = [messages[i] for i in indices]
-        self.bucket = Bucket([parameter for message in self.messages for parameter in message.parameters])
+        super().__init__([parameter for message in self.messages for parameter in message.parameters])
 
         def slot(number: int, holder: int, sender: int) -> Tensor:
             return as_gathered(
