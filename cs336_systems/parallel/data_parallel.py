@@ -89,6 +89,15 @@ class DataParallel(nn.Module, ABC):
         copied._register_hooks()  # PyTorch copies parameters without theirs.
         return copied
 
+    def __getattr__(self, name: str) -> Any:
+        """Return a public attribute of the wrapped module that the wrapper does not have."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_") or name == "module":
+                raise
+        return getattr(self.module, name)
+
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} cannot be pickled; allowed: the state_dict() of its module")
 

@@ -43,6 +43,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from cs336_systems.limits import REDUCTIONS
+from cs336_systems.parallel.as_forward import as_forward
 from cs336_systems.parallel.communication_stream import CommunicationStream, Transfer
 from cs336_systems.parallel.distributed_parameters import local_part, scale_by_all_ranks
 from cs336_systems.parallel.gradient_norm import gradient_norm
@@ -66,7 +67,8 @@ class FullyShardedDataParallel(nn.Module):
 
     All ranks have to use the same layers in the same order, and take part in the same backward passes, or they wait for
     each other forever. A replicated parameter may be used by some ranks only. Call the wrapper or the wrapped module,
-    not a part of it. Hooks of `register_post_accumulate_grad_hook` run when `finish_gradient_synchronization` has set
+    not a part of it. The module's class may name other methods that compute in `forward_methods`; call them on the
+    wrapper. Hooks of `register_post_accumulate_grad_hook` run when `finish_gradient_synchronization` has set
     the gradient.
 
     The wrapper can be neither copied nor pickled, cast nor moved, and its parameters cannot be replaced; each attempt
@@ -160,6 +162,22 @@ class FullyShardedDataParallel(nn.Module):
         self._follow_shards()
         self._timeline.begin_pass()
         return self.module(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a public attribute of the wrapped module; methods in its `forward_methods` run as its forward does."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_") or name == "module":
+                raise
+        value = getattr(self.module, name)
+        if name in getattr(self.module, "forward_methods", ()):
+            return partial(self._call_method, value)
+        return value
+
+    def _call_method(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with as_forward(self.module, method):
+            return self(*args, **kwargs)
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
         self._evaluation.begin_pass()

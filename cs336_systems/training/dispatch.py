@@ -42,7 +42,7 @@ def check_whole(function: str, x: Tensor, *weights: Tensor) -> None:
             raise ValueError(
                 f"{function} got a weight that is a DTensor, sharded over ranks; allowed: whole weights, as in the "
                 "forward pass of a module whose class is in FullyShardedDataParallel's `together`, or that was given "
-                "to fully_shard"
+                "to fully_shard; linear_cross_entropy also accepts the layer"
             )
 
 

@@ -129,6 +129,9 @@ class FusedTransformerLM(TransformerLM):
     parameters keep their names and lie next to each other in memory.
     """
 
+    forward_methods = ("hidden",)
+    """Methods that a FullyShardedDataParallel of the model runs as it does its forward method."""
+
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
         fuse(self)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from cs336_systems.attention.autocast import autocast_inputs, without_autocast
 from cs336_systems.attention.differentiation import only_once
+from cs336_systems.parallel.as_forward import as_forward
 from cs336_systems.training.dispatch import HAS_TRITON, check_whole, needs_operators, runs_kernels
 
 if HAS_TRITON:
@@ -21,7 +22,7 @@ ROW = 64
 
 def linear_cross_entropy(
     hidden: Tensor,
-    weight: Tensor,
+    weight: Tensor | nn.Module,
     targets: Tensor,
     chunk: int | None = None,
     ignore_index: int = -100,
@@ -35,7 +36,9 @@ def linear_cross_entropy(
 
     Args:
         hidden: [..., d], bf16 or fp32; under autocast, hidden and weight are cast as for a linear layer.
-        weight: [vocabulary, d], of the same dtype; may be shared with an embedding.
+        weight: [vocabulary, d], of the same dtype; may be shared with an embedding. Or the linear layer that has it:
+            the layer is called, with this loss in place of its matmul, so that its hooks run. Those of a
+            FullyShardedDataParallel or of fully_shard gather the weight.
         targets: integers of any width in [0, vocabulary), or ignore_index, of the shape [...]. On a GPU another target
             makes the loss and its token's gradients NaN; on a CPU it is an error.
         chunk: tokens per chunk; by default as many as have logits of 512 MiB.
@@ -48,14 +51,17 @@ def linear_cross_entropy(
         an fp32 scalar; a mean is NaN, with gradients of zero, if no token counts.
 
     Raises:
-        ValueError: shapes, dtypes or devices do not match, chunk is not positive, reduction is neither, or the weight
-            is sharded.
+        TypeError: weight is a module, but no linear layer.
+        ValueError: shapes, dtypes or devices do not match, chunk is not positive, reduction is neither, the weight is
+            sharded, or the layer has a bias.
         RuntimeError: backward runs twice through the same loss.
         NotImplementedError: its gradients are differentiated (create_graph=True). Inside transforms of torch.func, such
             as grad and vmap, the loss is computed with all logits, and has all derivatives.
 
     Source: the idea is Liger-Kernel's FusedLinearCrossEntropy (Hsu et al. 2024).
     """
+    if isinstance(weight, nn.Module):
+        return _of_layer(hidden, weight, targets, chunk, ignore_index, reduction)
     check_whole("linear_cross_entropy", hidden, weight)
     hidden, weight = autocast_inputs(hidden, weight)
     _check(hidden, weight, targets, chunk)
@@ -76,6 +82,17 @@ def linear_cross_entropy(
     apply = torch.compiler.disable(_apply) if torch.compiler.is_compiling() else _apply
     loss: Tensor = apply(*arguments)
     return loss
+
+
+def _of_layer(hidden: Tensor, layer: nn.Module, *arguments: Any) -> Tensor:
+    """Compute the loss as a layer's forward pass."""
+    if not isinstance(layer, nn.Linear):
+        raise TypeError(f"weight is a {type(layer).__name__}; allowed: a tensor, or the Linear that has it")
+    if layer.bias is not None:
+        raise ValueError("the layer has a bias; allowed: a Linear with bias=False")
+    with as_forward(layer, lambda x: linear_cross_entropy(x, layer.weight, *arguments)):
+        loss: Tensor = layer(hidden)
+        return loss
 
 
 def _apply(*arguments: Any) -> Tensor:

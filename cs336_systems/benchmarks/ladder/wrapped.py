@@ -19,19 +19,6 @@ BUCKET_MB = 100
 ComputeLoss = Callable[[Tensor, Tensor], Tensor]
 
 
-class ModuleOfLoss(nn.Module):
-    """A module whose forward pass is the loss, so that a wrapper's is."""
-
-    def __init__(self, model: nn.Module, compute_loss: ComputeLoss):
-        super().__init__()
-        self.model = model
-        self.compute_loss = compute_loss
-
-    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Loss of a batch."""
-        return self.compute_loss(inputs, targets)
-
-
 def wrap(
     rung: Rung, model: TransformerLM, compute_loss: ComputeLoss, lr: float
 ) -> tuple[ComputeLoss, Callable[[], object]]:
@@ -47,14 +34,14 @@ def data_parallel(
     model: TransformerLM, compute_loss: ComputeLoss, lr: float
 ) -> tuple[ComputeLoss, Callable[[], object]]:
     """Gradients are averaged under the backward pass, and each rank updates all weights after it."""
-    wrapper = BucketedDataParallel(ModuleOfLoss(model, compute_loss), BUCKET_MB)
+    wrapper = BucketedDataParallel(model, BUCKET_MB)
     optimizer = MasterAdamW(model.parameters(), lr=lr)
 
     def finish() -> None:
         wrapper.finish_gradient_synchronization()
         optimizer.step()
 
-    return wrapper, finish
+    return compute_loss, finish
 
 
 def sharded_optimizer(
@@ -68,14 +55,18 @@ def sharded_optimizer(
 def fsdp(model: TransformerLM, compute_loss: ComputeLoss, lr: float) -> tuple[ComputeLoss, Callable[[], object]]:
     """Each rank keeps its share of all weights in fp32; a block's are gathered in bf16 while it is used."""
     compile_blocks(model)
-    wrapper = FullyShardedDataParallel(ModuleOfLoss(model, compute_loss), torch.bfloat16)
+    wrapper = FullyShardedDataParallel(model, torch.bfloat16)
     optimizer = torch.optim.AdamW(wrapper.parameters(), lr=lr, fused=True)
+
+    def loss(inputs: Tensor, targets: Tensor) -> Tensor:
+        logits = wrapper(inputs)
+        return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
     def finish() -> None:
         wrapper.finish_gradient_synchronization()
         optimizer.step()
 
-    return wrapper, finish
+    return loss, finish
 
 
 WRAP = {"data_parallel": data_parallel, "sharded_optimizer": sharded_optimizer, "fsdp": fsdp}
