@@ -7,6 +7,9 @@ import torch
 
 T = TypeVar("T")
 
+CALLS_OF_DDP = 11
+"""Calls before a capture: DistributedDataParallel queries events in its first ten steps, which a capture forbids."""
+
 
 def run_on(stream: torch.cuda.Stream, call: Callable[[], T]) -> T:
     """Run a call on a stream, between what the current stream did before and does next; return its result."""

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from cs336_systems.parallel.data_parallel import DataParallel, average
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
 from cs336_systems.parallel.synchronized import synchronizer_of
+from cs336_systems.training.cuda_graph import CALLS_OF_DDP
 
 REPLICATED = (DataParallel, DistributedDataParallel)
 SHARDED = (FullyShardedDataParallel, FSDPModule)
@@ -65,8 +66,8 @@ class WrappedPasses:
 
     @property
     def calls_before_capture(self) -> int:
-        """Eager calls before a capture; DistributedDataParallel queries events in its first ten, which it forbids."""
-        return 11 if isinstance(self._model, DistributedDataParallel) else WARM_UP_CALLS
+        """Eager calls before a capture."""
+        return CALLS_OF_DDP if isinstance(self._model, DistributedDataParallel) else WARM_UP_CALLS
 
     def check(self) -> None:
         """Check that the wrapper, and nobody else, averages the gradients.

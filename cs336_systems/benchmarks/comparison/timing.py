@@ -20,18 +20,14 @@ from cs336_systems.measure.memory import Unavailable
 from cs336_systems.measure.timing import Stopwatch, no_garbage_collection, synchronize
 from cs336_systems.parallel.gather import gather
 from cs336_systems.record.measurement import Measurement, summarize
-
-STEPS_BEFORE_CAPTURE = 11
-"""Steps before a capture: PyTorch's wrapper queries events in its first ten steps, which a capture forbids."""
+from cs336_systems.training.cuda_graph import CALLS_OF_DDP, capture
 
 
 def captured(phases: Phases) -> Phases:
     """Capture the phases of a step as a single phase that replays a CUDA graph in the current stream."""
-    for _ in range(STEPS_BEFORE_CAPTURE):
+    for _ in range(CALLS_OF_DDP):  # one of a user's own may use it
         run(phases)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-        run(phases)
+    graph, _ = capture(torch.cuda.current_stream(), lambda: run(phases))
     return {"step": graph.replay}
 
 
