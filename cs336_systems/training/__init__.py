@@ -6,7 +6,7 @@ from cs336_systems.training.checkpointing import checkpoint_blocks
 from cs336_systems.training.clipping import clip_scale
 from cs336_systems.training.compiled_blocks import compile_blocks
 from cs336_systems.training.fp8 import use_fp8
-from cs336_systems.training.fused_model import FusedTransformerLM, fuse
+from cs336_systems.training.fused_model import FusedTransformerBlock, FusedTransformerLM, fuse
 from cs336_systems.training.gradient_sums import GradientSums
 from cs336_systems.training.linear_cross_entropy import linear_cross_entropy
 from cs336_systems.training.packed_linear import packed_linear
@@ -16,6 +16,7 @@ from cs336_systems.training.swiglu import swiglu, swiglu_linear
 
 __all__ = [
     "CapturedStep",
+    "FusedTransformerBlock",
     "FusedTransformerLM",
     "GradientSums",
     "MasterAdamW",
