@@ -31,6 +31,7 @@ add up their gradients in an order that the backend chooses, within the same bou
 """
 
 import contextlib
+import itertools
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,17 +43,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from cs336_systems.limits import REDUCTIONS
+from cs336_systems.limits import ALIGNMENT, REDUCTIONS
 from cs336_systems.parallel.as_forward import as_forward
 from cs336_systems.parallel.communication_stream import CommunicationStream, Transfer
 from cs336_systems.parallel.distributed_parameters import local_part, scale_by_all_ranks
 from cs336_systems.parallel.gradient_norm import gradient_norm
 from cs336_systems.parallel.nested import map_tensors, tensors_with_gradient
+from cs336_systems.parallel.ownership import aligned
 from cs336_systems.parallel.replicas import replicate
 from cs336_systems.parallel.replicated_parameters import ReplicatedParameters
 from cs336_systems.parallel.shardable import check
 from cs336_systems.parallel.sharded_state import load_into
 from cs336_systems.parallel.sharded_weight import ShardedWeight, reduce
+from cs336_systems.parallel.symmetric_memory import allocate
 from cs336_systems.parallel.synchronized import check_not_used_up, synchronizes
 from cs336_systems.parallel.timeline import Timeline
 from cs336_systems.parallel.units import Unit, divide, find_places, shard_weights
@@ -81,6 +84,7 @@ class FullyShardedDataParallel(nn.Module):
         compute_dtype: torch.dtype | None = None,
         *,
         together: Sequence[type[nn.Module]] = (),
+        symmetric_memory: bool = False,
         process_group: dist.ProcessGroup | None = None,
     ):
         """Shard a module that all ranks have built alike, with rank 0's parameters and buffers.
@@ -92,6 +96,10 @@ class FullyShardedDataParallel(nn.Module):
             together: classes of modules, such as the Transformer's block, whose layers' weights are gathered in one
                 call, and reduced in one: fewer calls, more memory. By default each layer is its own unit. A compiled
                 module always is one unit.
+            symmetric_memory: whether the GPUs' copy engines gather the weights, so that no all-gather takes SMs from
+                the layers that it overlaps with. The ranks are on one machine. Each keeps a copy of its rows in the
+                compute dtype, where the others read them. Weights may not change between a forward pass and its
+                backward pass.
             process_group: the ranks; None: all.
 
         Raises:
@@ -99,6 +107,7 @@ class FullyShardedDataParallel(nn.Module):
                 conflicts with a part that keeps its own dtype, an embedding has sparse gradients or renormalizes
                 itself, parameters are on the meta device or share memory, the module itself was compiled in place or
                 is sharded already, or gradients are used up in the backward pass.
+            RuntimeError: symmetric_memory is asked for, and the ranks cannot reach each other's memory.
         """
         super().__init__()
         check(module, compute_dtype)
@@ -113,6 +122,8 @@ class FullyShardedDataParallel(nn.Module):
         mesh = DeviceMesh.from_group(group, device.type)
         sharded = shard_weights(module, compute_dtype, mesh)
         self._weights = list(dict.fromkeys(sharded.values()))
+        if symmetric_memory:
+            expose(self._weights, device, group)
         modules, self._units = divide(module, tuple(together), sharded)
         self.units = tuple(modules)
         """The modules whose weights are gathered together, in the order in which the module has them."""
@@ -160,8 +171,13 @@ class FullyShardedDataParallel(nn.Module):
         self._end_backward()  # It may have failed.
         self._free_all()
         self._follow_shards()
-        self._timeline.begin_pass()
+        self._begin_pass()
         return self.module(*args, **kwargs)
+
+    def _begin_pass(self) -> None:
+        self._timeline.begin_pass()
+        for weight in self._weights:
+            weight.is_exposed = False
 
     def __getattr__(self, name: str) -> Any:
         """Return a public attribute of the wrapped module; methods in its `forward_methods` run as its forward does."""
@@ -180,8 +196,8 @@ class FullyShardedDataParallel(nn.Module):
             return self(*args, **kwargs)
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        self._evaluation.begin_pass()
         self._timeline = self._evaluation
+        self._begin_pass()
         try:
             return self.module(*args, **kwargs)
         finally:
@@ -352,6 +368,14 @@ class FullyShardedDataParallel(nn.Module):
 
         send = partial(reduce, gradients, received, self._group)
         self._reductions.append(self._communication_stream.start(send, then=add_up, reads=gradients))
+
+
+def expose(weights: Sequence[ShardedWeight], device: torch.device, group: dist.ProcessGroup) -> None:
+    """Make copy engines gather weights, from symmetric memory of all ranks."""
+    ends = list(itertools.accumulate((aligned(weight.exposed_bytes, ALIGNMENT) for weight in weights), initial=0))
+    source = allocate(max(ends[-1], ALIGNMENT), device, group)
+    for weight, start in zip(weights, ends, strict=False):
+        weight.expose_in(source, start)
 
 
 def refuse_copies() -> NoReturn:

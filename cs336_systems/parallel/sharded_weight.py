@@ -18,6 +18,7 @@ from cs336_systems.parallel.distributed_parameters import (
     local_part,
     outside_parameter,
 )
+from cs336_systems.parallel.symmetric_memory import SymmetricMemory
 
 
 class ShardedWeight:
@@ -59,6 +60,11 @@ class ShardedWeight:
         self.users: set[tuple[int, bool]] = set()
         """Users of the whole weight at present: the index of a unit, and whether it is in its backward pass."""
         self.arrival: Transfer | None = None
+        self.source: SymmetricMemory | None = None
+        """Where all ranks expose their rows, if copy engines gather the weight."""
+        self._exposed: list[Tensor] = []  # each rank's rows there, [k · row]
+        self.is_exposed = False
+        """Whether all ranks have exposed the rows of this pass."""
         self._reduced: Tensor | None = None
         self.free()
 
@@ -97,6 +103,30 @@ class ShardedWeight:
         self._padded.untyped_storage().resize_(self._padded.nbytes)
         self._own_rows.copy_(self.rows)
         return partial(all_gather_single, self._padded, self._place)
+
+    @property
+    def exposed_bytes(self) -> int:
+        """Bytes of a rank's rows in the compute dtype."""
+        return self._padded.nbytes // self._ranks
+
+    def expose_in(self, source: SymmetricMemory, start: int) -> None:
+        """Gather from the ranks' symmetric memory, where the rows begin at a byte."""
+        part = slice(start, start + self.exposed_bytes)
+        self.source = source
+        self._exposed = [memory[part].view(self._padded.dtype) for memory in source.of_rank]
+
+    def expose(self) -> None:
+        """Cast the shard into symmetric memory, where other ranks read it."""
+        rows = self.rows
+        self._exposed[self._rank][: rows.numel()].view(rows.shape).copy_(rows)
+        self.is_exposed = True
+
+    def pull(self) -> None:
+        """Allocate the whole weight, and copy the rows that all ranks have exposed."""
+        self._padded.untyped_storage().resize_(self._padded.nbytes)
+        for distance in range(self._ranks):  # Each rank begins with another one.
+            rank = (self._rank + distance) % self._ranks
+            self._padded.chunk(self._ranks)[rank].copy_(self._exposed[rank])
 
     def wait_for_arrival(self) -> None:
         """Wait until the weight is whole: on a GPU the current stream waits, not the host."""
@@ -145,8 +175,23 @@ class ShardedWeight:
 
 
 def gather(weights: Sequence[ShardedWeight], asynchronous: bool) -> Waitable | None:
-    """Gather whole weights in one call."""
+    """Gather whole weights in one call, or by copies from symmetric memory."""
+    source = weights[0].source
+    if source is not None:
+        pull(weights, source)
+        return None
     return as_one_call([weight.prepare_gather() for weight in weights], weights[0].group, asynchronous)
+
+
+def pull(weights: Sequence[ShardedWeight], source: SymmetricMemory) -> None:
+    """Gather whole weights by copies, and expose this rank's rows of those that were not yet used in this pass."""
+    if stale := [weight for weight in weights if not weight.is_exposed]:
+        source.barrier()  # No rank reads the old rows any more.
+        for weight in stale:
+            weight.expose()
+        source.barrier()  # All new rows are there.
+    for weight in weights:
+        weight.pull()
 
 
 def reduce(

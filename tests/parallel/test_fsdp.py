@@ -164,10 +164,31 @@ def mean_over_ranks(gradient):
     return sum(everyone) / len(everyone)
 
 
-@pytest.mark.parametrize("name", ["odd", "checkpointed"])
+@pytest.mark.parametrize(
+    ("name", "together"), [("odd", ()), ("transformer", TOGETHER), ("checkpointed", ()), ("compiled in place", ())]
+)
 @on_all_ranks
-def test_compute_dtype_casts_before_it_communicates(device, name):
-    fsdp, bare = wrap_and_copy(name, device, compute_dtype=torch.bfloat16)
+def test_copies_gather_the_weights_of_each_step(device, name, together):
+    """Evaluation, and weights changed between steps, included."""
+    torch._dynamo.reset()
+    fsdp, alone = wrap_and_copy(name, device, together=together, symmetric_memory=True)
+    replicated = FlatDataParallel(alone)
+    for step in range(2):
+        batches = own_parts(make_batches(3, device))
+        for model in (fsdp, replicated):
+            train(model, batches)
+        with torch.no_grad():
+            outputs = [model(batches[0][:, :-1]) for model in (fsdp, replicated) for _ in range(2)]
+            assert all(torch.equal(outputs[0], output) for output in outputs)
+            for parameter in (*fsdp.parameters(), *alone.parameters()):
+                parameter.mul_(1 - 0.1 * step)
+        assert_same(whole_parameters(fsdp), named(alone))
+
+
+@pytest.mark.parametrize(("name", "symmetric"), [("odd", False), ("odd", True), ("checkpointed", False)])
+@on_all_ranks
+def test_compute_dtype_casts_before_it_communicates(device, name, symmetric):
+    fsdp, bare = wrap_and_copy(name, device, compute_dtype=torch.bfloat16, symmetric_memory=symmetric)
     optimizers = [momentum(model.parameters()) for model in (fsdp, bare)]
     shards = {name for name, p in fsdp.module.named_parameters() if any(p is weight.shard for weight in fsdp._weights)}
     for batch in own_parts(make_batches(3, device)):
