@@ -14,7 +14,7 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -162,6 +162,9 @@ def sharded(dtype: torch.dtype | None) -> dict[str, Build]:
         "fully_shard, both": wrapped(by_block, dtype=dtype, prefetch=True, pool=True),
         "fully_shard, symmetric memory": wrapped(by_block, dtype=dtype, prefetch=True, symmetric=True),
         "FullyShardedDataParallel": wrapped(FullyShardedDataParallel, compute_dtype=dtype, together=(Block,)),
+        "FullyShardedDataParallel, symmetric memory": wrapped(
+            FullyShardedDataParallel, compute_dtype=dtype, together=(Block,), symmetric_memory=True
+        ),
     }
 
 
@@ -211,8 +214,13 @@ def make_step(part: Part, shape: Shape, name: str, captured: bool, device: torch
         optimizer.step()
         optimizer.zero_grad()
 
-    step = CapturedStep(loss, optimizer, model=None if model is net else model) if captured else eager
-    return partial(step, tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    if not captured:
+        return partial(eager, inputs, targets)
+    step = CapturedStep(loss, optimizer, model=None if model is net else model)
+    while device.type == "cuda" and step.graph is None:
+        step(inputs, targets)
+    return partial(step, inputs, targets)
 
 
 @dataclass(frozen=True)
@@ -283,8 +291,11 @@ Cell = tuple[str, bool]
 """A contender, and whether its step is captured."""
 
 
-def measure(part: Part, shape: Shape, device: torch.device, options: argparse.Namespace) -> list[dict[str, object]]:
-    """Measure a part's contenders in rounds."""
+Row = dict[str, object]
+
+
+def measure(part: Part, shape: Shape, device: torch.device, options: argparse.Namespace) -> Iterator[list[Row]]:
+    """Measure a part's contenders in rounds; the rows after each round."""
     cells = [(name, captured) for captured in part.captured for name in part.contenders if name not in options.without]
     times: dict[Cell, Times] = {cell: Times([], []) for cell in cells}
     reasons = dict.fromkeys(cells, "")
@@ -293,13 +304,13 @@ def measure(part: Part, shape: Shape, device: torch.device, options: argparse.Na
             if not reasons[cell]:
                 more, reasons[cell] = turn(partial(make_step, part, shape, *cell, device), device, options)
                 times[cell] = Times(times[cell].steps + more.steps, times[cell].host + more.host)
-    return [row(cell, times, reasons[cell]) for cell in cells]
+        yield [row(cell, times, reasons[cell]) for cell in cells]
 
 
-def row(cell: Cell, times: Mapping[Cell, Times], reason: str) -> dict[str, object]:
+def row(cell: Cell, times: Mapping[Cell, Times], reason: str) -> Row:
     """A row of the table: milliseconds, and ratios to the baseline and to the fastest of PyTorch's."""
     name, captured = cell
-    result: dict[str, object] = {"contender": name, "mode": "captured" if captured else "eager", "reason": reason}
+    result: Row = {"contender": name, "mode": "captured" if captured else "eager", "reason": reason}
     if not times[cell].steps:
         return result
     medians = {other: statistics.median(x.steps) for (other, c), x in times.items() if x.steps and c == captured}
@@ -325,7 +336,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--without", nargs="+", default=[], metavar="CONTENDER", help="leave these out")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--warmup", type=int, default=13, help="PyTorch's wrapper is captured after eleven steps")
+    parser.add_argument("--warmup", type=int, default=4, help="steps before those that are timed")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--output", help="a CSV file, which rank 0 writes after each part")
     return parser.parse_args()
@@ -345,24 +356,25 @@ def main() -> None:
         "processes": dist.get_world_size(),
         "torch": torch.__version__,
     }
-    rows: list[dict[str, object]] = []
+    done: list[Row] = []
     for name in options.parts:
         part = PARTS[name]
-        begin = time.perf_counter()
-        found = measure(part, TINY if options.size == "tiny" else part.shape, device, options)
-        rows += [{"part": name, **each, **machine} for each in found]
-        if dist.get_rank() == 0:
-            report(rows, options.output)
-            print(f"{name}: {time.perf_counter() - begin:.0f} s", flush=True)
+        begin, rows = time.perf_counter(), done
+        for found in measure(part, TINY if options.size == "tiny" else part.shape, device, options):
+            rows = done + [{"part": name, **each, **machine} for each in found]
+            if dist.get_rank() == 0:
+                report(rows, name, options.output)
+                print(f"{name}: {time.perf_counter() - begin:.0f} s", flush=True)
+        done = rows
     dist.destroy_process_group()
 
 
-def report(rows: list[dict[str, object]], output: str | None) -> None:
-    """Print the last part's rows, and write all."""
+def report(rows: list[Row], part: str, output: str | None) -> None:
+    """Print a part's rows so far, and write all."""
     for each in rows:
-        if each["part"] == rows[-1]["part"]:
+        if each["part"] == part:
             numbers = " ".join(f"{each.get(column, ''):>9}" for column in COLUMNS[3:])
-            print(f"{each['part']:8} {each['contender']:34} {each['mode']:9}{numbers} {each['reason']}", flush=True)
+            print(f"{each['part']:8} {each['contender']:42} {each['mode']:9}{numbers} {each['reason']}", flush=True)
     if output:
         with Path(output).open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, (*COLUMNS, *MACHINE), restval="")

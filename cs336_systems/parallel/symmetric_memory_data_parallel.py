@@ -17,6 +17,9 @@ from cs336_systems.parallel.symmetric_memory import SymmetricMemory, allocate
 SMALL_BYTES = MB
 """Smaller gradients are sent together, up to this size: below it, starting a copy takes longer than the copy."""
 
+MB_PER_RANK = 100
+"""10^6 bytes of an exchange for each rank."""
+
 
 class SymmetricMemoryDataParallel(OverlappedDataParallel):
     """Averages gradients through symmetric memory: other ranks write to a gradient's owner, which writes back the mean.
@@ -34,24 +37,27 @@ class SymmetricMemoryDataParallel(OverlappedDataParallel):
     """
 
     def __init__(
-        self, module: nn.Module, bucket_size_mb: float = 100, *, process_group: dist.ProcessGroup | None = None
+        self, module: nn.Module, bucket_size_mb: float | None = None, *, process_group: dist.ProcessGroup | None = None
     ):
         """Wrap a module, as `DataParallel` does.
 
         Args:
             module: the module to train.
             bucket_size_mb: about how many 10^6 bytes of gradients are sent together; a larger gradient is sent alone.
+                None: 100 for each rank, so that all ranks own some of them.
             process_group: as in `DataParallel`.
 
         Raises:
             ValueError: as `DataParallel`, or a bucket size that is not positive.
             RuntimeError: the ranks cannot reach each other's memory.
         """
+        rank, ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
+        if bucket_size_mb is None:
+            bucket_size_mb = MB_PER_RANK * ranks
         if not bucket_size_mb > 0:
-            raise ValueError(f"bucket_size_mb is {bucket_size_mb}; allowed: numbers above 0")
+            raise ValueError(f"bucket_size_mb is {bucket_size_mb}; allowed: numbers above 0, and None")
         super().__init__(module, process_group=process_group)
         messages = make_messages(self._trainable, min(bucket_size_mb * MB, SMALL_BYTES))
-        rank, ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
         layout = Layout([size_of(message) for message in messages], ranks)
         device = self._trainable[0].device
         self._memory = allocate(layout.size, device, process_group)

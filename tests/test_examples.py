@@ -1,0 +1,36 @@
+"""The example that measures steps on several GPUs, at a size for two CPUs."""
+
+import csv
+import subprocess
+import sys
+
+import pytest
+
+from tests.samples import ROOT
+
+
+@pytest.mark.slow
+def test_headlines_measure_every_contender(tmp_path):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    options = [
+        "--size",
+        "tiny",
+        "--rounds",
+        "1",
+        "--warmup",
+        "1",
+        "--steps",
+        "2",
+        "--output",
+        str(tmp_path / "rows.csv"),
+    ]
+    subprocess.run([*launcher, "examples/headlines.py", *options], cwd=ROOT, check=True, capture_output=True)
+    with (tmp_path / "rows.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["part"] for row in rows} == {"bf16", "sharded", "fp32"}
+    missing = [row["contender"] for row in rows if not row["median_ms"]]
+    assert missing == ["fully_shard, symmetric memory"], "which needs GPUs"
+    for row in rows:
+        if row["contender"] != missing[0]:
+            assert row["n"] == "2"
+            assert float(row["p20_ms"]) <= float(row["median_ms"]) <= float(row["p80_ms"])
