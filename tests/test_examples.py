@@ -12,19 +12,8 @@ from tests.samples import ROOT
 @pytest.mark.slow
 def test_headlines_measure_every_contender(tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    options = [
-        "--size",
-        "tiny",
-        "--rounds",
-        "1",
-        "--warmup",
-        "1",
-        "--steps",
-        "2",
-        "--output",
-        str(tmp_path / "rows.csv"),
-    ]
-    subprocess.run([*launcher, "examples/headlines.py", *options], cwd=ROOT, check=True, capture_output=True)
+    script = "examples/headlines.py --size tiny --rounds 1 --warmup 1 --steps 2 --output".split()
+    subprocess.run([*launcher, *script, str(tmp_path / "rows.csv")], cwd=ROOT, check=True, capture_output=True)
     with (tmp_path / "rows.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert {row["part"] for row in rows} == {"bf16", "sharded", "fp32"}

@@ -68,7 +68,8 @@ class CapturedStep:
                 finite. On a GPU it is a device-side assertion, which the process does not survive.
 
         Raises:
-            TypeError: model is not a data-parallel wrapper.
+            TypeError: model is not a data-parallel wrapper, or the optimizer none of PyTorch's kind, as an
+                UpdateInBackward is not.
             ValueError: accumulate or max_norm is out of range, the optimizer cannot be captured, the gradients are
                 averaged by another wrapper than model, or update_during_backward is combined with what needs all
                 gradients at once.
@@ -77,6 +78,9 @@ class CapturedStep:
             raise ValueError(f"accumulate is {accumulate}; allowed: whole numbers from 1")
         if max_norm is not None and not max_norm > 0:
             raise ValueError(f"max_norm is {max_norm}; allowed: numbers above 0, or None")
+        if not isinstance(optimizer, Optimizer):
+            name = type(optimizer).__name__
+            raise TypeError(f"optimizer is a {name}; allowed: torch.optim.Optimizer, such as MasterAdamW")
         if isinstance(optimizer, ShardedOptimizer) and model is None:
             raise ValueError(f"a {type(optimizer).__name__} needs averaged gradients; allowed: model=their wrapper")
         self._own = isinstance(optimizer, MasterAdamW)

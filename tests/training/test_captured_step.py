@@ -11,6 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from cs336_systems.parallel import FullyShardedDataParallel, ShardedOptimizer
+from cs336_systems.parallel.update_in_backward import UpdateOfOneRank
 from cs336_systems.training import under_backward
 from cs336_systems.training.adamw import MasterAdamW
 from cs336_systems.training.captured_step import CapturedStep
@@ -208,6 +209,8 @@ def test_mistakes_are_refused():
             CapturedStep(model.loss, optimizer, **options)
     with pytest.raises(ValueError, match="update_during_backward with SGD; allowed: MasterAdamW"):
         CapturedStep(model.loss, torch.optim.SGD(model.parameters()), update_during_backward=True)
+    with pytest.raises(TypeError, match=r"optimizer is a UpdateOfOneRank; allowed: torch\.optim\.Optimizer"):
+        CapturedStep(model.loss, UpdateOfOneRank([[*make("cpu").layers.parameters()]], MasterAdamW))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = copy.deepcopy(model.state_dict())
     x, y = next(batches("cpu"))
