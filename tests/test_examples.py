@@ -11,10 +11,11 @@ from tests.samples import ROOT
 
 @pytest.mark.slow
 def test_headlines_measure_every_contender(tmp_path):
+    output = tmp_path / "rows.csv"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    script = "examples/headlines.py --size tiny --rounds 1 --warmup 1 --steps 2 --output".split()
-    subprocess.run([*launcher, *script, str(tmp_path / "rows.csv")], cwd=ROOT, check=True, capture_output=True)
-    with (tmp_path / "rows.csv").open(encoding="utf-8", newline="") as file:
+    options = ["--size", "tiny", "--rounds", "1", "--warmup", "1", "--steps", "2", "--output", str(output)]
+    subprocess.run([*launcher, "examples/headlines.py", *options], cwd=ROOT, check=True, capture_output=True)
+    with output.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert {row["part"] for row in rows} == {"bf16", "sharded", "fp32"}
     missing = [row["contender"] for row in rows if not row["median_ms"]]
