@@ -51,17 +51,16 @@ class SymmetricMemoryDataParallel(OverlappedDataParallel):
             ValueError: as `DataParallel`, or a bucket size that is not positive.
             RuntimeError: the ranks cannot reach each other's memory.
         """
-        rank, ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
-        if bucket_size_mb is None:
-            bucket_size_mb = MB_PER_RANK * ranks
-        if not bucket_size_mb > 0:
+        if bucket_size_mb is not None and not bucket_size_mb > 0:
             raise ValueError(f"bucket_size_mb is {bucket_size_mb}; allowed: numbers above 0, and None")
         super().__init__(module, process_group=process_group)
-        messages = make_messages(self._trainable, min(bucket_size_mb * MB, SMALL_BYTES))
+        rank, ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
+        size = MB * (MB_PER_RANK * ranks if bucket_size_mb is None else bucket_size_mb)
+        messages = make_messages(self._trainable, min(size, SMALL_BYTES))
         layout = Layout([size_of(message) for message in messages], ranks)
         device = self._trainable[0].device
         self._memory = allocate(layout.size, device, process_group)
-        groups = group_messages(layout.sizes, bucket_size_mb * MB)
+        groups = group_messages(layout.sizes, size)
         self._exchanges = [Exchange(messages, indices, layout, self._memory, rank) for indices in groups]
         self._plan(self._exchanges)
         self._device = device
