@@ -127,6 +127,7 @@ class FullyShardedDataParallel(nn.Module):
         modules, self._units = divide(module, tuple(together), sharded)
         self.units = tuple(modules)
         """The modules whose weights are gathered together, in the order in which the module has them."""
+        self._calls_compiled_parts = any(part._compiled_call_impl is not None for part in modules)
         self._communication_stream = CommunicationStream(device)
         self._training, self._evaluation = Timeline(), Timeline()
         self._timeline = self._training
@@ -159,6 +160,11 @@ class FullyShardedDataParallel(nn.Module):
         Raises:
             RuntimeError: the gradients of the last backward pass were not synchronized.
         """
+        if self._calls_compiled_parts:  # which a compiler of the whole would not call
+            return not_compiled(self._forward, *args, **kwargs)
+        return self._forward(*args, **kwargs)
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch._C._current_graph_task_id() != -1:  # in a backward pass, which recomputes a checkpointed part
             return self.module(*args, **kwargs)
         if not torch.is_grad_enabled():
@@ -368,6 +374,12 @@ class FullyShardedDataParallel(nn.Module):
 
         send = partial(reduce, gradients, received, self._group)
         self._reductions.append(self._communication_stream.start(send, then=add_up, reads=gradients))
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def not_compiled(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function outside of torch.compile; what it calls may be compiled by itself."""
+    return function(*args, **kwargs)
 
 
 def expose(weights: Sequence[ShardedWeight], device: torch.device, group: dist.ProcessGroup) -> None:

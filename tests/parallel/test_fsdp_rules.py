@@ -178,10 +178,14 @@ def test_a_dropped_model_is_freed_without_the_garbage_collector(device, name):
     assert_freed(make)
 
 
+@pytest.mark.parametrize("part", [None, 2])
 @on_all_ranks
-def test_a_compiled_wrapper_breaks_its_graph_where_it_communicates(device):
+def test_a_compiled_wrapper_breaks_its_graph_where_it_communicates(device, part):
     torch._dynamo.reset()
-    fsdp = FullyShardedDataParallel(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 5)).to(device))
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 5)).to(device)
+    if part is not None:
+        module[part].compile(backend="aot_eager")
+    fsdp = FullyShardedDataParallel(module)
     compiled = torch.compile(fsdp, backend="aot_eager")
     x = torch.randn(4, 3, device=device)
     with torch.no_grad():
