@@ -12,6 +12,7 @@ from typing import Any
 from cs336_systems.config import CPU, CUDA, HANDOUT, NONE, QUICK, Config, Grid, Mistake, Shape
 from cs336_systems.experiments.base import Experiment, combinations, expand
 from cs336_systems.experiments.registry import EXPERIMENTS, KINDS
+from cs336_systems.handed_over import Named, named_by
 from cs336_systems.implementations import PARAMETER, Implementation, family_of, own_implementations, parse
 from cs336_systems.record.revisions import FIRST, as_text, contenders_of, revisions_of
 from cs336_systems.sizes import SPEC, ModelShape, check_own_name, format_size, parse_size, size_name
@@ -101,7 +102,9 @@ def own_texts(experiment: str, config: Config) -> list[str]:
     taken = {contender.name for contender in getattr(KINDS[experiment], "contenders", ())}
     texts = []
     family = family_of(experiment)
-    for name, path in getattr(config.implementations, family, {}).items():
+    adapters = own_adapters(config.implementations.adapters)
+    paths = [(own.name, own.path) for its_family, own in adapters if its_family == family]
+    for name, path in [*paths, *getattr(config.implementations, family, {}).items()]:
         where = ["implementations", family, name]
         try:
             texts.append(parse(f"{name}={path}").text)
@@ -110,7 +113,22 @@ def own_texts(experiment: str, config: Config) -> list[str]:
         if name in taken:
             sentence = f"{'.'.join(where)} has a name that is taken; allowed: others than {', '.join(sorted(taken))}"
             raise Mistake(where, sentence)
+        taken.add(name)
     return texts
+
+
+def own_adapters(folder: str) -> Named:
+    """The implementations that the adapters in a folder make; none without a folder.
+
+    Raises:
+        Mistake: it has no adapters, or its path cannot stand in a row.
+    """
+    if folder == NONE:
+        return []
+    try:
+        return named_by(folder)
+    except ValueError as error:
+        raise Mistake(["implementations", "adapters"], f"implementations.adapters is {error}") from None
 
 
 def with_own(

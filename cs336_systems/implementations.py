@@ -1,6 +1,7 @@
 """A user's own implementations, which the configuration or a command line names as NAME=package.module:name.
 
-Each is one more contender in an experiment of its family. No torch here: only the named modules may import it.
+Each is one more contender in an experiment of its family. NAME=FOLDER/package.module:name is one in another folder,
+whose packages may have the names of this project's. No torch here: only the named modules may import it.
 
 Launch: python -m cs336_systems.implementations FAMILY NAME=package.module:name [FAMILY NAME=package.module:name ...]
 
@@ -12,7 +13,10 @@ import inspect
 import re
 import sys
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
+
+from cs336_systems.folder_modules import modules_of
 
 FAMILIES = {
     "attention": "flash",
@@ -28,6 +32,16 @@ CALLED_WITH = {
     "fsdp": ("module", "compute_dtype"),
 }
 """Positional arguments with which each family is called."""
+ADAPTERS_OF = {
+    "get_flashattention_autograd_function_pytorch": ("attention", "adapter-pytorch"),
+    "get_flashattention_autograd_function_triton": ("attention", "adapter-triton"),
+    "get_ddp_individual_parameters": ("data_parallel", "adapter-individual"),
+    "get_ddp": ("data_parallel", "adapter-ddp"),
+    "get_ddp_bucketed": ("data_parallel", "adapter-bucketed"),
+    "get_sharded_optimizer": ("sharded_optimizer", "adapter-optimizer"),
+    "get_fsdp": ("fsdp", "adapter-fsdp"),
+}
+"""The adapters of both editions of the handout that make an implementation: its family, and its name in rows."""
 BUCKET_SIZE = "bucket_size_mb"
 """The optional argument of wrappers with a bucket size."""
 PARAMETER = "implementation"
@@ -35,6 +49,8 @@ PARAMETER = "implementation"
 WHO = ("wrapper", "contender")
 """Details that name the contender whose row it is, in experiments whose cells have several."""
 SHAPE = "NAME=package.module:name, its name of letters, digits, underscores and hyphens"
+FOLDER = r"[^\s,=:]+"
+"""A folder's path in rows and on command lines, where spaces, commas, = and : part other things."""
 LONGEST_NAME = 30
 LOADED = "all loaded\n"
 """Printed last by the check: a module that ends its process with status 0 prevents it."""
@@ -55,9 +71,19 @@ class Implementation:
         return f"{self.name}={self.path}"
 
     @property
+    def folder(self) -> str:
+        """The folder of its module; empty if that is found as any other."""
+        return self.path.partition(":")[0].rpartition("/")[0]
+
+    @property
     def module(self) -> str:
         """Its module."""
-        return self.path.partition(":")[0]
+        return self.path.partition(":")[0].rpartition("/")[2]
+
+    @property
+    def adapter(self) -> bool:
+        """Whether it is an adapter of the handout, which its tests call."""
+        return self.path.rpartition(":")[2] in ADAPTERS_OF
 
 
 def parse(text: str) -> Implementation:
@@ -66,7 +92,8 @@ def parse(text: str) -> Implementation:
     Raises:
         ValueError: the text has another form, in one sentence.
     """
-    if not re.fullmatch(rf"[A-Za-z][\w-]{{0,{LONGEST_NAME - 1}}}=[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text, re.ASCII):
+    name = rf"[A-Za-z][\w-]{{0,{LONGEST_NAME - 1}}}"
+    if not re.fullmatch(rf"{name}=(?u:{FOLDER}/)?[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text, re.ASCII):
         raise ValueError(f"{PARAMETER} is {text!r}; allowed: {SHAPE}")
     name, _, path = text.partition("=")
     return Implementation(name=name, path=path)
@@ -101,14 +128,19 @@ def label(text: str) -> str:
     return text.partition("=")[0]
 
 
+def load_module(path: str) -> ModuleType:
+    """Import the module of what [FOLDER/]package.module:name names."""
+    folder, _, module = path.rpartition(":")[0].rpartition("/")
+    return modules_of(folder).load(module) if folder else importlib.import_module(module)
+
+
 def load_path(path: str) -> Any:
-    """Import the object that package.module:name names; the name may have dots.
+    """Import the object that [FOLDER/]package.module:name names; the name may have dots.
 
     Raises:
         ValueError: there is no such object.
     """
-    module, _, name = path.partition(":")
-    found = importlib.import_module(module)
+    found, module, name = load_module(path), path.rpartition(":")[0].rpartition("/")[2], path.rpartition(":")[2]
     for part in name.split("."):
         if not hasattr(found, part):
             raise ValueError(f"{module} has no {name!r}")
@@ -131,6 +163,8 @@ def check(family: str, implementation: Implementation) -> None:
     allowed = f"allowed: what takes {', '.join(arguments)}"
     if not callable(found):
         raise ValueError(f"{implementation.text} is of type {type(found).__name__}; {allowed}")
+    if implementation.adapter:
+        return  # Whether it is there yet shows when it is called.
     # PyTorch's own `apply` takes anything; what it calls with them has its context before.
     call = getattr(found, "forward", found) if family == "attention" and isinstance(found, type) else found
     context = (None,) if call is not found else ()

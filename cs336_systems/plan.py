@@ -31,7 +31,7 @@ from cs336_systems.implementations import family_of
 from cs336_systems.measure.gpus import full_name, near
 from cs336_systems.record.machine import detect, machine_label
 from cs336_systems.record.revisions import OWN_MODEL
-from cs336_systems.record.source import source_digest
+from cs336_systems.record.source import own_digest, source_digest
 from cs336_systems.sizes import ModelShape, parse_size, size_name
 
 REFERENCE = "nvidia-h200"
@@ -251,7 +251,7 @@ def check_implementations(plan: Plan) -> None:
         for own in job.own_implementations:
             family = family_of(job.experiment)
             try:
-                source_digest(own.module)
+                own_digest(own.path)
             except ValueError as error:
                 path = ["implementations", family, own.name]
                 raise Mistake(path, f"{'.'.join(path)} is {own.path!r}: {error}") from None

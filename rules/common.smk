@@ -17,6 +17,7 @@ from pathlib import Path
 from cs336_systems.config import AUTO, NONE, QUICK, as_in_a_file, set_by
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.fit.planned import told
+from cs336_systems.handed_over import handed_over
 from cs336_systems.implementations import LOADED, family_of
 from cs336_systems.lifeline import announce_run
 from cs336_systems.plan import make_plan, other_models, plan_to_json
@@ -27,7 +28,6 @@ from cs336_systems.run.forecast import forecast
 from cs336_systems.run.lock import clear_after_dead_owner, note_owner
 from cs336_systems.run.progress import ProgressMonitor
 from cs336_systems.run.warm import WARM
-from cs336_systems.verify.folder import handed_over
 from scripts.tools.log import printable
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import update_config

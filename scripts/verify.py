@@ -5,8 +5,8 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
-from os import cpu_count
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
@@ -14,18 +14,10 @@ from typing import IO, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pandas import DataFrame
 
+from cs336_systems.handed_over import folder_of, handed_over, implementations_in, read_implementations
 from cs336_systems.implementations import FAMILIES, Implementation
 from cs336_systems.verify import verdict as judging
-from cs336_systems.verify.folder import (
-    ADAPTERS,
-    Named,
-    commit_of,
-    folder_of,
-    handed_over,
-    implementations_in,
-    read_implementations,
-    read_only_copy,
-)
+from cs336_systems.verify.folder import commit_of, read_only_copy
 from cs336_systems.verify.launcher import Launcher
 from cs336_systems.verify.verdict import (
     CANNOT_BE_LOADED,
@@ -120,8 +112,9 @@ def verify_all(
     results: Path,
     log: IO[str],
     limit_s: float,
+    most_at_once: int,
 ) -> tuple[list[dict[str, str | int]], str]:
-    """Verify those of the configuration or, if there are students, theirs; write pages into `results`.
+    """Verify those of the configuration or, if there are students, theirs, some at once; write pages into `results`.
 
     Returns:
         The rows of verify.csv, and a sentence.
@@ -143,7 +136,7 @@ def verify_all(
                 shown = dict(sorted(table.items()))
                 write_page(page, title="A class", machine=results.name, verdicts=[], table=shown, commits=commits)
 
-        at_once = min(len(students), cpu_count() or 1)
+        at_once = min(len(students), most_at_once)
         launchers: SimpleQueue[Launcher] = SimpleQueue()
         with ExitStack() as stack, ThreadPoolExecutor(at_once) as pool:
             for _ in range(at_once):
@@ -164,15 +157,20 @@ def verify_all(
 def on_named(implementations: Mapping[str, Any], log: IO[str], limit_s: float) -> list[Verdict]:
     """The verdicts on what the configuration names: adapters in a folder, and single ones in the project's."""
     single = {family: paths for family, paths in implementations.items() if family != "adapters"}
-    adapters, verdicts = implementations.get("adapters", "none"), []
-    if adapters != "none":
-        file = handed_over(Path(adapters))
-        if file is None:
-            sys.exit(f"implementations.adapters is {adapters!r}; allowed: a folder with a {ADAPTERS}")
-        verdicts = verdicts_on(file, log, limit_s)
-    named: Named = read_implementations(single, "implementations")
+    file = handed_over(Path(implementations["adapters"]))  # None for "none"; the plan has refused what is neither.
+    verdicts = verdicts_on(file, log, limit_s) if file else []
+    named = read_implementations(single, "implementations")
     with Launcher() as launcher:
-        return verdicts + [one(family, each, ROOT, Path(log.name), launcher, limit_s) for family, each in named]
+        return verdicts + [on_single(family, each, Path(log.name), launcher, limit_s) for family, each in named]
+
+
+def on_single(family: str, implementation: Implementation, log: Path, launcher: Launcher, limit_s: float) -> Verdict:
+    """The verdict on an implementation of the project's folder, or of the one in its path."""
+    if not implementation.folder:
+        return one(family, implementation, ROOT, log, launcher, limit_s)
+    path = implementation.path.removeprefix(f"{implementation.folder}/")
+    with read_only_copy(Path(implementation.folder)) as copy:
+        return one(family, replace(implementation, path=path), copy, log, launcher, limit_s)
 
 
 if __name__ == "__main__":
@@ -184,6 +182,7 @@ if __name__ == "__main__":
             results=Path(snakemake.params.results),
             log=log_file,
             limit_s=LIMIT_S,
+            most_at_once=snakemake.threads,
         )
     print(sentence, flush=True)
     faults = [row for row in found if row["verdict"] not in (RIGHT, NOT_THERE, UNSUPPORTED)]

@@ -7,6 +7,7 @@ import pytest
 
 from cs336_systems.implementations import check, parse, parse_all
 from cs336_systems.plan import make_plan
+from cs336_systems.record.source import own_digest
 from tests.samples import ROOT, config
 
 
@@ -31,6 +32,8 @@ def test_what_names_no_implementation_is_refused(text, complaint):
         ("attention", "cs336_systems.attention:TiledFlashAttention"),
         ("data_parallel", "torch.nn.parallel:DistributedDataParallel"),
         ("data_parallel", "examples.my_systems.ddp:BucketedDDP"),  # whose bucket size has no default
+        ("data_parallel", f"{ROOT}/examples/class/emmy/cs336_systems.parallel:DDP"),
+        ("attention", f"{ROOT}/examples/class/emmy/tests.adapters:get_flashattention_autograd_function_triton"),
         ("sharded_optimizer", "torch.distributed.optim:ZeroRedundancyOptimizer"),
         ("fsdp", "cs336_systems.parallel.fsdp:FullyShardedDataParallel"),
     ],
@@ -48,6 +51,8 @@ def test_what_has_its_familys_arguments_passes(family, path):
         ("data_parallel", "math:pi", "mine=math:pi is of type float; allowed: what takes module"),
         ("attention", "torch.nn.functional:relu", "cannot be called: too many .*; allowed: what takes q, k, v"),
         ("fsdp", "cs336_systems.model:Linear.reset", "cs336_systems.model has no 'Linear.reset'"),
+        ("fsdp", f"{ROOT}/examples/class/emmy/cs336_systems.fsdp:F", "No module named 'cs336_systems.fsdp'"),
+        ("fsdp", f"{ROOT}/examples/class/emmy/math:pi", "No module named 'math' in emmy"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_called_is_refused_in_a_sentence(family, path, complaint):
@@ -93,6 +98,65 @@ def test_they_take_part_in_one_cell_with_all_others(tmp_path):
     (job,) = make_plan(config(implementations=own, scale="smoke"), tmp_path).jobs["data_parallel"].values()
     assert {cell.implementation for cell in job.cells} == {"before=cs336_systems.ranges:a,mine=cs336_systems.sizes:b"}
     assert {"cs336_systems.ranges", "cs336_systems.sizes"} <= {own.module for own in job.own_implementations}
+
+
+TRITON = "get_flashattention_autograd_function_triton"
+ADAPTERS = f"from cs336_systems.flash import F\ndef get_ddp(module): ...\ndef {TRITON}(): ...\n"
+
+
+def solution(folder, **files):
+    for path, text in {"tests/adapters.py": ADAPTERS, "cs336_systems/flash.py": "F = 1\n", **files}.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    return str(folder)
+
+
+def test_adapters_of_a_folder_take_part_in_their_families(tmp_path):
+    folder = solution(tmp_path / "ada")
+    named = {"adapters": folder, "attention": {"mine": "cs336_systems.sizes:a"}}
+    plan = make_plan(config(implementations=named), tmp_path)
+    own = {
+        name: {each.text for job in jobs.values() for each in job.own_implementations}
+        for name, jobs in plan.jobs.items()
+    }
+    assert {name: texts for name, texts in own.items() if texts} == {
+        "flash": {
+            f"adapter-triton={folder}/tests.adapters:{TRITON}",
+            "mine=cs336_systems.sizes:a",
+        },
+        "data_parallel": {f"adapter-ddp={folder}/tests.adapters:get_ddp"},
+    }
+
+
+def test_rows_of_adapters_are_of_the_code_that_they_import(tmp_path):
+    path = f"{solution(tmp_path)}/tests.adapters:get_ddp"
+    digests = [own_digest(path)]
+    for file, text in (
+        ("cs336_systems/flash.py", "F = 1  # the same\n"),
+        ("cs336_systems/other.py", "not imported\n"),
+        ("cs336_systems/flash.py", "F = 2\n"),
+        ("cs336_systems/flash.py", "<<<<<<< no Python\n"),
+    ):
+        (tmp_path / file).write_text(text)
+        digests.append(own_digest(path))
+    assert [digests.index(each) for each in digests] == [0, 0, 0, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("folder", "files", "complaint"),
+    [
+        ("ada b", {}, "allowed: a path without spaces, commas, = and :"),
+        ("ada", {"tests/adapters.py": "x = 1\n"}, "adapters.py has no adapter; allowed: get_flashattention"),
+        ("ada", {"tests/adapters.py": "def\n"}, "adapters.py is no Python: invalid syntax"),
+        ("ada", {"implementations.yaml": "fsdp: {x: '../b/c:D'}"}, "names '../b/c:D'; allowed: package.module:name in"),
+        ("ada", {"implementations.yaml": "attention: {plain: 'a:b'}"}, "attention.plain has a name that is taken"),
+        ("", {}, "adapters is '.*'; allowed: none, or a folder with a tests/adapters.py"),
+    ],
+)  # fmt: skip
+def test_adapters_that_cannot_be_measured_are_refused(tmp_path, folder, files, complaint):
+    solution(tmp_path / "one" / (folder or "ada"), **files)
+    with pytest.raises(ValueError, match=f"^config.yaml: implementations.*{complaint}"):
+        make_plan(config(implementations={"adapters": str(tmp_path / "one" / folder)}), tmp_path)
 
 
 def test_what_is_only_recorded_is_not_measured():

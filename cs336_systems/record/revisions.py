@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cs336_systems.implementations import PARAMETER, WHO, own_implementations
-from cs336_systems.record.source import source_digest
+from cs336_systems.record.source import own_digest
 from cs336_systems.yaml_file import read_mapping
 
 LOCK = Path(__file__).parents[1] / "revisions.yaml"
@@ -74,7 +74,7 @@ def present(name: str) -> str:
         ValueError: that code cannot be found.
     """
     if ":" in name:
-        return source_digest(name.partition(":")[0])
+        return own_digest(name)
     return str(read_lock()[name].revision if name in read_lock() else FIRST)
 
 

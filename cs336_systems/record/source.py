@@ -1,12 +1,15 @@
 """Digests of code with all that it imports: of scripts, tests, and a user's own implementations and models."""
 
 import ast
+import contextlib
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+
+from cs336_systems.folder_modules import search_path
 
 DIGEST_CHARACTERS = 12
 
@@ -26,28 +29,49 @@ def source_digest(*modules: str) -> str:
     Raises:
         ValueError: a module's source cannot be found, or is not Python.
     """
-    sources = _find_sources(modules, ["", *sys.path])
+    packages = {_package(module) for module in [__name__, *modules]}
+    folders = {package: _folders(package, ["", *sys.path]) for package in packages}
+    return _digest_of(_find_sources(modules, lambda package: folders.get(package, ()), _parse))
+
+
+def own_digest(path: str) -> str:
+    """Digest what [FOLDER/]package.module:name names, as `source_digest` does; in a folder with all that is there.
+
+    Raises:
+        ValueError: its source cannot be found, or, without a folder, is not Python.
+    """
+    folder, _, module = path.partition(":")[0].rpartition("/")
+    if not folder:
+        return source_digest(module)
+    search = search_path(Path(folder))
+    return _digest_of(_find_sources([module], cache(lambda package: _folders(package, search)), _parse_or_read))
+
+
+def _digest_of(sources: Mapping[str, str]) -> str:
     text = "\n".join(f"{module}\n{sources[module]}" for module in sorted(sources))
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARACTERS]
 
 
-def _find_sources(modules: Collection[str], search: Sequence[str]) -> dict[str, str]:
-    """Find the normalized sources of modules, and of everything that they import, in some folders."""
-    packages = {_package(module) for module in [__name__, *modules]}
-    folders = {package: _folders(package, search) for package in packages}
+def _find_sources(
+    modules: Collection[str],
+    folders_of: Callable[[str], tuple[str, ...]],
+    parse: Callable[[str, Path, int], tuple[str, list[str]]],
+) -> dict[str, str]:
+    """Find the normalized sources of modules, and of everything that they import, in the folders of each package."""
     sources: dict[str, str] = {}
     seen: set[str] = set()
     pending = list(modules)
     while pending:
         module = pending.pop()
-        if module in seen or _package(module) not in folders:
+        folders = folders_of(_package(module))
+        if module in seen or not (folders or module in modules):
             continue
         seen.add(module)
-        path = _find(module, folders[_package(module)])
+        path = _find(module, folders)
         if path is not None:
-            sources[module], imported = _parse(module, path, path.stat().st_mtime_ns)
+            sources[module], imported = parse(module, path, path.stat().st_mtime_ns)
             pending += [*imported, module.rpartition(".")[0]]
-        elif origin := _source_of_name(module, folders[_package(module)]):
+        elif origin := _source_of_name(module, folders):
             pending.append(origin)
         elif module in modules:
             raise ValueError(f"no source file found for module {module!r}")
@@ -79,10 +103,11 @@ def _source_of_name(name: str, folders: tuple[str, ...]) -> str:
     path = _find(package, folders)
     if path is None or path.name != "__init__.py":
         return ""
-    for statement in filter(_is_for_type_checkers, ast.parse(path.read_text(encoding="utf-8")).body):
-        for node in ast.walk(statement):
-            if isinstance(node, ast.ImportFrom) and wanted in [alias.asname or alias.name for alias in node.names]:
-                return importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+    with contextlib.suppress(SyntaxError, ValueError):  # Whether it is Python is asked where it is imported itself.
+        for statement in filter(_is_for_type_checkers, ast.parse(path.read_text(encoding="utf-8")).body):
+            for node in ast.walk(statement):
+                if isinstance(node, ast.ImportFrom) and wanted in [alias.asname or alias.name for alias in node.names]:
+                    return importlib.util.resolve_name("." * node.level + (node.module or ""), package)
     return ""
 
 
@@ -93,9 +118,17 @@ def _parse(module: str, path: Path, mtime_ns: int) -> tuple[str, list[str]]:
     try:
         tree = _tree(path)
         imported = [name for statement in _statements(tree) for name in _imported(statement, package)]
-    except (SyntaxError, ImportError) as error:
+    except (SyntaxError, ValueError, ImportError) as error:
         raise ValueError(f"{path}: {error}") from None
     return _normalize(tree), imported
+
+
+def _parse_or_read(module: str, path: Path, mtime_ns: int) -> tuple[str, list[str]]:
+    """The same, or the bytes of a file that is not Python, which only who needs it has to do without."""
+    try:
+        return _parse(module, path, mtime_ns)
+    except ValueError:
+        return path.read_bytes().hex(), []
 
 
 def _tree(path: Path) -> ast.Module:

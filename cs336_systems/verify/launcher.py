@@ -18,8 +18,8 @@ import psutil
 import torch
 from torch import Tensor
 
+import cs336_systems
 from cs336_systems.verify import worker
-from cs336_systems.verify.folder import ADAPTERS_OF
 
 LARGEST = 2**30
 """Bytes that a rank may return at a time."""
@@ -89,8 +89,7 @@ class Launcher:
             self._start()
         assert self._control
         gpu = ranks == 1 and torch.cuda.is_available()  # several ranks talk over Gloo, as in the handout's tests
-        adapter = path.partition(":")[2] in ADAPTERS_OF
-        launch = {"family": family, "path": path, "adapter": adapter, "ranks": ranks, "gpu": gpu, "memory": MEMORY}
+        launch = {"family": family, "path": path, "ranks": ranks, "gpu": gpu, "memory": MEMORY}
         pairs = [socket.socketpair() for _ in range(ranks)]
         message = json.dumps(launch | {"folder": str(folder), "log": str(log.absolute())}).encode()
         socket.send_fds(self._control, [message], [theirs.fileno() for _, theirs in pairs])
@@ -116,9 +115,9 @@ class Launcher:
     def _start(self) -> None:
         self.__exit__(None, None, None)
         self._control, theirs = socket.socketpair()
-        variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        variables = os.environ | {"PYTHONPATH": str(Path(cs336_systems.__path__[0]).parent)}
         variables |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, "-P", worker.__file__, str(theirs.fileno())]
+        command = [sys.executable, "-P", "-m", worker.__name__, str(theirs.fileno())]
         with theirs:
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], env=variables, stdin=subprocess.DEVNULL, start_new_session=True
@@ -166,7 +165,7 @@ class Ranks:
         ends = self._launcher.end(self._gone)
         for pid in self._pids if ends is None else ():
             with contextlib.suppress(psutil.Error):
-                if worker.__file__ in (rank := psutil.Process(pid)).cmdline():
+                if worker.__name__ in (rank := psutil.Process(pid)).cmdline():
                     rank.kill()
         for connection in self._connections:
             connection.close()

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from cs336_systems.benchmarks.comparison.refusal import NO_BACKWARD
+from cs336_systems.folder_modules import MissingPackage
 from cs336_systems.implementations import Implementation
 from cs336_systems.run.failure import describe_end
 from cs336_systems.verify.cases import CASES, TF32, Case, Finding, Given, Outcome
@@ -157,12 +159,14 @@ def of_error(raised: Raised) -> Finding:
     """The outcome of a case whose code raised an exception."""
     text = f"{raised.message} {raised.where}"
     message = quoted(raised.message)
+    if raised.kind == MissingPackage.__name__:
+        return "cannot run here", f"{message}{at(raised)}"
     if any(name in text for name in BLOCK_POINTERS) and ("has no attribute" in text or raised.triton):
         return "cannot run here", "this Triton has no block pointers; Triton 3.6 to 3.8 have them"
     if not torch.cuda.is_available() and (raised.triton or any(word in text.lower() for word in NEEDS_A_GPU)):
         return "cannot run here", f"it needs a GPU: {message or raised.kind}"
     if raised.kind == "NotImplementedError":
-        if "implement either the backward" in message:
+        if NO_BACKWARD in message:
             return "unsupported", "it has no backward pass"
         return "unsupported", message or f"not implemented{at(raised)}"
     if raised.kind == "Unloadable":

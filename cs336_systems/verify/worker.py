@@ -1,20 +1,14 @@
 """Runs code under test: takes tensors and settings, returns tensors. It knows no right result and makes no verdict.
 
-It is started by its path, without this project's package: the code under test may be called `cs336_systems` too. One
-process imports PyTorch and then forks, for each launch, as many ranks as are asked for; only those import the code
-under test. What a rank sends is data to whoever reads it.
+One process imports PyTorch and then forks, for each launch, as many ranks as are asked for; only those import the code
+under test, whose package may be called `cs336_systems` too. What a rank sends is data to whoever reads it.
 
-Launch: python -P worker.py FILE_DESCRIPTOR
+Launch: python -P -m cs336_systems.verify.worker FILE_DESCRIPTOR
 """
 
 import contextlib
 import datetime
 import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.metadata
-import importlib.util
-import inspect
 import json
 import linecache
 import os
@@ -26,10 +20,9 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 
 import safetensors.torch
@@ -37,24 +30,24 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-_SPEC = importlib.util.spec_from_file_location("models_of_cs336_systems_verify", Path(__file__).with_name("models.py"))
-assert _SPEC
-assert _SPEC.loader
-models = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(models)
+import cs336_systems.adapters as calls
+from cs336_systems import folder_modules, implementations
+from cs336_systems.adapters import Adapters, Wrapped, by_end
+from cs336_systems.folder_modules import LAYERS_MODULE, FolderModules, modules_of
+from cs336_systems.implementations import load_path
+from cs336_systems.verify import models
 
 Header = Mapping[str, Any]
 Tensors = dict[str, Tensor]
 Result = tuple[dict[str, Any], Tensors]
-Hook = Callable[[Any, Any], Any]
-"""Called with a model and its optimizer."""
 
 SUBREAPER = 36  # prctl's PR_SET_CHILD_SUBREAPER: what a rank leaves behind becomes this process's child
 COLLECTIVE_S = 20
 MOST_RANKS = 4
 IMPORTED_ONCE = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim", "triton")
 """Imported once, or most ranks would import it: optimizers ask for PyTorch's compiler."""
-NO_PACKAGE = "needs the package {}, which is not installed"
+OURS = {__file__, calls.__file__, folder_modules.__file__, implementations.__file__}
+"""Files between this process and the code under test."""
 
 
 # --- messages: JSON and tensors, never a pickle -----------------------------------------------------------------------
@@ -81,182 +74,27 @@ def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
 # --- the code under test ----------------------------------------------------------------------------------------------
 
 
-class Missing:
-    """Stands for what a missing package would have, so that only its use fails."""
-
-    def __init__(self, package: str) -> None:
-        self._package = package
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self
-
-    def __getitem__(self, _: Any) -> Any:
-        return self
-
-    def __call__(self, *arguments: Any, **_: Any) -> Any:
-        """Fail, unless it decorates a function."""
-        if len(arguments) == 1 and inspect.isroutine(arguments[0]):
-            return self  # a decorator
-        raise ImportError(NO_PACKAGE.format(self._package))
-
-    def __mro_entries__(self, _: Any) -> tuple[type, ...]:
-        return (type(self._package, (), {"__init__": lambda *a, **k: self()}),)
-
-
-class MissingPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds those packages without which the code under test could not be imported at all."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """A module of its own for the names that are missing."""
-        missing = name.partition(".")[0] in self.names
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if missing else None
-
-    def create_module(self, spec: Any) -> None:
-        """As usual."""
-
-    def exec_module(self, module: Any) -> None:
-        """Whatever is asked of it is a stand-in."""
-        module.__getattr__ = Missing(module.__name__.partition(".")[0]).__getattr__
-
-
-MISSING = MissingPackages()
-FOLDER = ""
-
-
-def enter(folder: Path) -> None:
-    """Make the modules of a folder importable, before installed ones, after Python's own."""
-    global FOLDER
-    FOLDER = str(folder)
-    os.chdir(folder)
-    basics = [str(found.parents[1]) for found in sorted(folder.glob("*/cs336_basics/__init__.py"))]
-    installed = next((i for i, path in enumerate(sys.path) if path.endswith("-packages")), len(sys.path))
-    sys.path[installed:installed] = [str(folder), *basics, str(folder / "src")]
-    sys.meta_path.append(MISSING)
-    version = importlib.metadata.version
-    # The handout's packages ask for their own versions, and are not installed here.
-    importlib.metadata.version = lambda distribution_name: (
-        "0" if distribution_name.replace("_", "-").startswith("cs336-") else version(distribution_name)
-    )
-
-
-def import_theirs(name: str) -> ModuleType:
-    """Import a module of the folder, with stand-ins for missing packages: what does without them shall not fail.
-
-    Raises:
-        LookupError: it is not in the folder.
-    """
-    while True:
-        try:
-            module = importlib.import_module(name)
-            break
-        except ModuleNotFoundError as error:
-            package = (error.name or "").partition(".")[0]
-            if package in MISSING.names | {name.partition(".")[0]} or (Path(FOLDER) / package).exists() or not package:
-                raise
-            MISSING.names.add(package)
-            for key, loaded in list(sys.modules.items()):
-                if (getattr(loaded, "__file__", None) or "").startswith(FOLDER) and loaded is not models:
-                    del sys.modules[key]
-    file = getattr(module, "__file__", None) or ""
-    if not Path(file).resolve().is_relative_to(Path(FOLDER).resolve()):
-        raise LookupError(f"{name} is not in its folder; Python has another module of that name")
-    return module
-
-
 class Unloadable(Exception):
     """The code under test cannot be imported, or has not what is named."""
 
 
 def load(path: str) -> Any:
-    """The object that package.module:name names.
+    """The object that FOLDER/package.module:name names.
 
     Raises:
-        Unloadable: there is none, it is not in the folder, or its module cannot be imported.
+        Unloadable: there is none, or its module cannot be imported.
     """
-    module, _, name = path.partition(":")
     try:
-        found = import_theirs(module)
+        return load_path(path)
     except BaseException as error:  # whatever a module of anybody's raises
-        message = str(error) if isinstance(error, LookupError) else f"{type(error).__name__}: {error}"
+        message = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
         raise Unloadable(message) from error
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise Unloadable(f"{module} has no {name!r}")
-        found = getattr(found, part)
-    return found
 
 
-GATHERS = ("gather_full_parameters", "gather_full_params", "fsdp_gather_full_params", "get_full_params_state_dict")
-"""Names of methods, or of functions beside an FSDP class, that gather whole weights."""
-
-
-class Adapters:
-    """The handout's adapters, called as its tests call them, or the methods of a class that is named itself."""
-
-    def __init__(self, path: str, adapter: bool) -> None:
-        self.path, self.adapter = path, adapter
-
-    @property
-    def module(self) -> ModuleType:
-        """Where what is named is."""
-        return import_theirs(self.path.partition(":")[0])
-
-    def attention(self) -> Callable[..., Any]:
-        """A function of (q, k, v, is_causal)."""
-        found = load(self.path)() if self.adapter else load(self.path)
-        return found.apply if isinstance(found, type) and issubclass(found, torch.autograd.Function) else found
-
-    def data_parallel(self, module: nn.Module, bucket_mb: float) -> tuple[nn.Module, Hook, Hook]:
-        """A wrapped module, and what is called before a step and after a backward pass."""
-        if self.adapter and self.path.endswith(":get_ddp_bucketed"):
-            wrapped = load(self.path)(module, bucket_mb)
-            return wrapped, self.hook("ddp_bucketed_on_train_batch_start"), self.hook("ddp_bucketed_on_after_backward")
-        if self.adapter:
-            wrapped = load(self.path)(module)
-            after = self.hook("ddp_individual_parameters_on_after_backward", "ddp_on_after_backward")
-            return wrapped, self.hook("ddp_on_train_batch_start"), after
-        found = load(self.path)
-        sized = "bucket_size_mb" in inspect.signature(found).parameters
-        wrapped = found(module, bucket_size_mb=bucket_mb) if sized else found(module)
-        return wrapped, method(wrapped, "on_train_batch_start"), method(wrapped, "finish_gradient_synchronization")
-
-    def sharded_optimizer(self, parameters: Any, optimizer: type, options: dict[str, Any]) -> torch.optim.Optimizer:
-        """A sharded optimizer."""
-        return load(self.path)(parameters, optimizer, **options)
-
-    def fsdp(self, module: nn.Module, dtype: torch.dtype | None) -> tuple[nn.Module, Hook, Any]:
-        """A sharded module, what is called after a backward pass, and what gathers its weights, or None."""
-        found = load(self.path)
-        if dtype is not None and "compute_dtype" not in inspect.signature(found).parameters:
-            raise NotImplementedError("it takes no compute_dtype")
-        wrapped = found(module, compute_dtype=dtype) if dtype is not None else found(module)
-        if self.adapter:
-            return wrapped, self.hook("fsdp_on_after_backward"), self.hook("fsdp_gather_full_params")
-        own = next((getattr(wrapped, name) for name in GATHERS if hasattr(wrapped, name)), None)
-        beside = next((getattr(self.module, name) for name in GATHERS if hasattr(self.module, name)), None)
-        gather = (lambda _: own()) if own else beside
-        return wrapped, method(wrapped, "finish_gradient_synchronization"), gather
-
-    def hook(self, *names: str) -> Hook:
-        """The first of some adapters that is there, else one that does nothing."""
-        found = next((getattr(self.module, name) for name in names if hasattr(self.module, name)), None)
-        return found or (lambda model, optimizer: None)
-
-
-def method(wrapped: nn.Module, name: str) -> Hook:
-    """A method that is called if there is one, as an adapter is called."""
-    return lambda model, optimizer: getattr(wrapped, name)() if hasattr(wrapped, name) else None
-
-
-def layers() -> Any:
+def layers(modules: FolderModules) -> models.Layers:
     """The handout's layer classes, if the code under test has them, since its FSDP may look for them."""
     try:
-        module = importlib.import_module("cs336_basics.model")
+        module = modules.load(LAYERS_MODULE)
         linear, embedding = module.Linear, module.Embedding
         if linear(3, 5).weight.shape == (5, 3) and embedding(7, 3).weight.shape == (7, 3):
             return models.Layers(linear, embedding)
@@ -294,19 +132,28 @@ def run_attention(adapters: Adapters, header: Header, given: Tensors, device: to
 def run_data_parallel(adapters: Adapters, header: Header, given: Tensors, device: torch.device) -> Result:
     """Weights as wrapped, gradients of the first step, and weights after all."""
     model = models.build(header["model"], models.Layers(), parts(given, "weight"), device)
-    wrapped, before, after = adapters.data_parallel(model, header["bucket_mb"])
-    found = {f"start.{name}": p.clone() for name, p in named(wrapped, model).items()}
-    optimizer = momentum(wrapped)
-    for step in range(header["steps"]):
-        before(wrapped, optimizer)
-        optimizer.zero_grad()
-        models.loss(wrapped, given[f"batch.{step}"].to(device)).backward()
-        after(wrapped, optimizer)
+    wrapped = adapters.data_parallel(model, header["bucket_mb"])
+    found = {f"start.{name}": p.clone() for name, p in named(wrapped.model, model).items()}
+    for step in steps(wrapped, given, header["steps"], device):
         if step == 0:
-            gradients = {name: p.grad for name, p in named(wrapped, model).items() if p.grad is not None}
+            gradients = {name: p.grad for name, p in named(wrapped.model, model).items() if p.grad is not None}
             found |= {f"gradient.{name}": gradient.clone() for name, gradient in gradients.items()}
+    return {}, found | {f"end.{name}": p for name, p in named(wrapped.model, model).items()}
+
+
+def steps(wrapped: Wrapped, given: Tensors, count: int, device: torch.device) -> Iterator[int]:
+    """Train a wrapped model; each step stops before its update."""
+    model = wrapped.model
+    optimizer = momentum(model)
+    for step in range(count):
+        if wrapped.before:
+            wrapped.before(model, optimizer)
+        optimizer.zero_grad()
+        models.loss(model, given[f"batch.{step}"].to(device)).backward()
+        if wrapped.after:
+            wrapped.after(model, optimizer)
+        yield step
         optimizer.step()
-    return {}, found | {f"end.{name}": p for name, p in named(wrapped, model).items()}
 
 
 def run_sharded_optimizer(adapters: Adapters, header: Header, given: Tensors, device: torch.device) -> Result:
@@ -325,7 +172,7 @@ def run_sharded_optimizer(adapters: Adapters, header: Header, given: Tensors, de
     watched = type(kind.__name__, (kind,), {"__init__": note})
     groups = [{**group, "params": [parameters[name] for name in group["params"]]} for group in header["groups"]]
     first = list(parameters.values()) if not groups else groups[: 1 if header["add_later"] else None]
-    optimizer = adapters.sharded_optimizer(first, watched, header["options"])
+    optimizer = adapters.sharded_optimizer(first, watched, **header["options"])
     found: Tensors = {}
     for step in range(header["steps"]):
         optimizer.zero_grad()
@@ -344,21 +191,17 @@ def run_sharded_optimizer(adapters: Adapters, header: Header, given: Tensors, de
 
 def run_fsdp(adapters: Adapters, header: Header, given: Tensors, device: torch.device) -> Result:
     """Whole weights as wrapped and after all steps, and how many numbers of them this rank holds between steps."""
-    model = models.build(header["model"], layers(), parts(given, "weight"), device)
+    modules = modules_of(adapters.path.rpartition("/")[0])
+    model = models.build(header["model"], layers(modules), parts(given, "weight"), device)
     names = [name for name, _ in model.named_parameters()]
-    dtype = getattr(torch, header["compute_dtype"]) if header["compute_dtype"] else None
-    wrapped, after, gather = adapters.fsdp(model, dtype)
-    found = {f"start.{name}": p for name, p in whole(wrapped, gather, names).items()}
-    optimizer = momentum(wrapped)
-    for step in range(header["steps"]):
-        optimizer.zero_grad()
-        models.loss(wrapped, given[f"batch.{step}"].to(device)).backward()
-        after(wrapped, optimizer)
-        optimizer.step()
-    local = [p.to_local() if hasattr(p, "to_local") else p for p in wrapped.parameters()]
+    wrapped = adapters.fsdp(model, getattr(torch, header["compute_dtype"]) if header["compute_dtype"] else None)
+    found = {f"start.{name}": p for name, p in whole(wrapped, names).items()}
+    for _ in steps(wrapped, given, header["steps"], device):
+        pass
+    local = [p.to_local() if hasattr(p, "to_local") else p for p in wrapped.model.parameters()]
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in local if p.numel()}
     held = sum(storages.values()) // 4
-    return {"held": held}, found | {f"end.{name}": p for name, p in whole(wrapped, gather, names).items()}
+    return {"held": held}, found | {f"end.{name}": p for name, p in whole(wrapped, names).items()}
 
 
 PROGRAMS = {
@@ -391,19 +234,13 @@ def named(wrapped: nn.Module, model: nn.Module) -> dict[str, nn.Parameter]:
     return found
 
 
-def by_end(given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Those of some names that are the ends of given ones, as "weight" is of "module.weight"."""
-    ends = {name: [value for key, value in given.items() if f".{key}".endswith(f".{name}")] for name in names}
-    return {name: values[0] for name, values in ends.items() if values}
-
-
-def whole(wrapped: nn.Module, gather: Any, names: Sequence[str]) -> Tensors:
+def whole(wrapped: Wrapped, names: Sequence[str]) -> Tensors:
     """The whole weights of a sharded model, by their names in the model."""
-    if gather is None:
-        shards = wrapped.named_parameters(remove_duplicate=False)
-        given = {name: p.full_tensor() if hasattr(p, "full_tensor") else p for name, p in shards}
+    if wrapped.gather:
+        given = dict(wrapped.gather())
     else:
-        given = dict(gather(wrapped))
+        shards = wrapped.model.named_parameters(remove_duplicate=False)
+        given = {name: p.full_tensor() if hasattr(p, "full_tensor") else p for name, p in shards}
     found = by_end(given, names)
     if missing := [name for name in names if name not in found]:
         raise LookupError(f"its gathered weights have no {missing[0]}; they have {', '.join(given) or 'nothing'}")
@@ -415,7 +252,7 @@ def whole(wrapped: nn.Module, gather: Any, names: Sequence[str]) -> Tensors:
 
 def serve(connection: Connection, launch: Header, rank: int) -> NoReturn:
     """Run cases until this process is ended."""
-    folder = Path(launch["folder"])
+    folder = Path(launch["folder"]).resolve()
     device = torch.device("cuda" if launch["gpu"] else "cpu")
     if not launch["gpu"]:
         resource.setrlimit(resource.RLIMIT_DATA, (launch["memory"], launch["memory"]))
@@ -428,8 +265,10 @@ def serve(connection: Connection, launch: Header, rank: int) -> NoReturn:
             world_size=launch["ranks"],
             timeout=datetime.timedelta(seconds=COLLECTIVE_S),
         )
-    enter(folder)
-    program, adapters = PROGRAMS[launch["family"]], Adapters(launch["path"], launch["adapter"])
+    os.chdir(folder)
+    modules = modules_of(launch["folder"])
+    modules.own_layers = modules.has(LAYERS_MODULE.partition(".")[0])
+    program, adapters = PROGRAMS[launch["family"]], Adapters(f"{launch['folder']}/{launch['path']}", load)
     while True:
         header, given = unpack(connection.recv_bytes())
         torch.manual_seed(rank)
@@ -444,7 +283,7 @@ def serve(connection: Connection, launch: Header, rank: int) -> NoReturn:
 def described(error: BaseException, folder: Path) -> Header:
     """An exception: its kind, its message, where in the folder it was raised, and whether it came through Triton."""
     frames = traceback.extract_tb((error.__cause__ or error).__traceback__)
-    theirs = [frame for frame in frames if frame.filename.startswith(str(folder)) and frame.filename != __file__]
+    theirs = [frame for frame in frames if frame.filename.startswith(str(folder)) and frame.filename not in OURS]
     where = ""
     if theirs:
         last = theirs[-1]

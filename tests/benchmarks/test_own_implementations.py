@@ -9,6 +9,7 @@ from cs336_systems.benchmarks.comparison.measure import measure
 from cs336_systems.experiments.base import make_cell
 from cs336_systems.experiments.data_parallel import PHASES
 from cs336_systems.experiments.registry import EXPERIMENTS
+from tests.samples import ROOT
 from tests.support.ranks import on_all_ranks
 
 CELL = {
@@ -22,8 +23,21 @@ CELL = {
 }
 OFF = r"not timed: after 3 steps \S+ is off from one process's by [\d.]+ of its way"
 OFF_AT_FULL_SIZE = r"not timed: its gradient of \S+ is off from the mean over the ranks by [\d.]+ of it"
-RIGHT = {"data_parallel": ["DDP"], "optimizer_sharding": ["ShardedOptimizer"], "fsdp": ["FSDP", "MyFSDP"]}
-EXAMPLES = {"MyFSDP": "examples.my_systems.fsdp:FSDP", "EvenFSDP": "examples.my_systems.fsdp:EvenFSDP"}
+RIGHT = {
+    "data_parallel": ["DDP", "adapter-ddp", "emmys-ddp"],
+    "optimizer_sharding": ["ShardedOptimizer", "adapter-optimizer"],
+    "fsdp": ["FSDP", "MyFSDP", "adapter-fsdp"],
+}
+ADAPTERS, EMMYS = (f"{ROOT}/examples/{name}/tests.adapters" for name in ("my_systems", "class/emmy"))
+EXAMPLES = {
+    "MyFSDP": "examples.my_systems.fsdp:FSDP",
+    "EvenFSDP": "examples.my_systems.fsdp:EvenFSDP",
+    "adapter-ddp": f"{ADAPTERS}:get_ddp",
+    "adapter-optimizer": f"{ADAPTERS}:get_sharded_optimizer",
+    "adapter-fsdp": f"{ADAPTERS}:get_fsdp",
+    "emmys-ddp": f"{EMMYS}:get_ddp",
+    "emmys-nothing": f"{EMMYS}:get_nothing",
+}
 """Those that are not in `tests.support.own`."""
 WRONG = {
     "data_parallel": {
@@ -39,6 +53,7 @@ WRONG = {
     "fsdp": {
         "StaleFSDP": OFF,
         "EvenFSDP": OFF,
+        "emmys-nothing": "not timed: it raises ValueError: tests.adapters has no 'get_nothing'",
         "ShapelessFSDP": r"not timed: after 3 steps \S+ has the shape \(1952,\), and one process's \(61, 32\)",
     },
 }

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from cs336_systems.handed_over import implementations_in
 from cs336_systems.implementations import parse
 from cs336_systems.verify import cases
-from cs336_systems.verify.folder import LARGEST_MB, commit_of, implementations_in, read_only_copy
+from cs336_systems.verify.folder import LARGEST_FILE_MB, LARGEST_MB, commit_of, read_only_copy
 from cs336_systems.verify.launcher import Launcher
 from cs336_systems.verify.verdict import (
     CANNOT_BE_LOADED,
@@ -304,12 +305,12 @@ def test_the_handouts_adapters_are_called_as_its_tests_call_them(tmp_path, launc
         assert (copy / "tests/adapters.py").stat().st_mode & 0o222 == 0
         verdicts = {each.name: verify(family, each, copy, tmp_path / "log", launcher) for family, each in named}
     assert {name: found.verdict for name, found in verdicts.items()} == {
-        "pytorch": RIGHT,
-        "triton": UNSUPPORTED,
-        "bucketed": RIGHT,
-        "fsdp": UNSUPPORTED,
+        "adapter-pytorch": RIGHT,
+        "adapter-triton": UNSUPPORTED,
+        "adapter-bucketed": RIGHT,
+        "adapter-fsdp": UNSUPPORTED,
     }
-    assert verdicts["fsdp"].reason == "my FSDP is not done"
+    assert verdicts["adapter-fsdp"].reason == "my FSDP is not done"
     assert commit_of(tmp_path / "ada") == "a" * 10
 
 
@@ -317,9 +318,16 @@ def test_links_and_large_folders_are_refused(tmp_path):
     (tmp_path / "implementations.yaml").symlink_to("/etc/passwd")
     with pytest.raises(ValueError, match="is a symbolic link"):
         implementations_in(tmp_path / "implementations.yaml")
-    with (tmp_path / "weights.bin").open("wb") as file:
+    (tmp_path / "data").mkdir()
+    for number in range(2 * LARGEST_MB // LARGEST_FILE_MB):
+        with (tmp_path / f"data/weights{number}.bin").open("wb") as file:
+            file.truncate(LARGEST_FILE_MB * 900_000)
+    with (tmp_path / "profile.bin").open("wb") as file:
         file.truncate(LARGEST_MB * 2_000_000)
-    with pytest.raises(ValueError, match="allowed: at most"), read_only_copy(tmp_path):
+    with read_only_copy(tmp_path) as copy:
+        assert not [*copy.iterdir()]
+    (tmp_path / "data").rename(tmp_path / "package")
+    with pytest.raises(ValueError, match="has 180 MB; allowed: at most"), read_only_copy(tmp_path):
         pass
 
 

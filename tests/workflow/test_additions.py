@@ -34,7 +34,7 @@ GRIDS = {
     **NO_CELLS,
     "flash": {"all": {"sequence": [77], "d": [16], "causal": [False, True], "implementation": ["plain"]}},
 }
-RIGHT = "my-flash"
+RIGHT = ("my-flash", "adapter-pytorch")
 WRONG, REASON = "padded", r"not timed: its o is off from that of attention by 0\.\d"
 """Wrong without a causal mask. Examples for several ranks are tested with the benchmarks."""
 CONCERNED = (
@@ -45,7 +45,7 @@ CONCERNED = (
 )
 """The tests that CONTRIBUTING names for an experiment, a section, a figure, a check, a contender, a GPU, a rung and a
 metric, but for those that train on several ranks."""
-EXAMPLES = ("--configfile", "examples/config.yaml")
+EXAMPLES = ("--configfile", "examples/config.yaml", "--config", "implementations={adapters: examples/my_systems}")
 
 
 @pytest.fixture(scope="module")
@@ -136,9 +136,10 @@ def test_right_examples_are_measured_and_wrong_ones_refused(project, text):
     rows: dict[str, list] = {}
     for row in rows_of(project, "flash"):
         rows.setdefault(label(row["implementation"]), []).append(row)
-    assert "forward_backward" in {row["metric"] for row in rows[RIGHT]}
-    assert {row["status"] for row in rows[RIGHT]} <= {"ok", "skipped"}
+    for right in RIGHT:
+        assert "forward_backward" in {row["metric"] for row in rows[right]}
+        assert {row["status"] for row in rows[right]} <= {"ok", "skipped"}
     refused = [row["message"] for row in rows[WRONG] if row["message"].startswith("not timed")]
     assert refused
     assert all(re.match(REASON, message) for message in refused), refused
-    assert [name for name in (RIGHT, WRONG) if name not in text] == []
+    assert [name for name in (*RIGHT, WRONG) if name not in text] == []

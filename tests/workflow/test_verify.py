@@ -31,7 +31,7 @@ def test_each_example_gets_the_verdict_that_it_is_for(tmp_path):
     assert {name: row["verdict"] for name, row in found.items()} == {
         **dict.fromkeys(("my-flash", "my-ddp", "my-optimizer", "my-fsdp", "evenly", "even-rows"), RIGHT),
         **dict.fromkeys(("padded", "last-bucket-lost"), WRONG),
-        **{"pytorch": RIGHT, "triton": UNSUPPORTED, "ddp": RIGHT, "fsdp": WRONG},
+        **{"adapter-pytorch": RIGHT, "adapter-triton": UNSUPPORTED, "adapter-ddp": RIGHT, "adapter-fsdp": WRONG},
     }
     assert found["my-fsdp"]["failed"] == found["my-optimizer"]["failed"] == "0"
     assert found["evenly"]["handout"] == found["even-rows"]["handout"] == "2 of 2"
@@ -53,16 +53,16 @@ def test_a_class_gets_a_table_and_strictly_a_wrong_one_fails_the_run(tmp_path):
     assert {key: row["verdict"] for key, row in found.items() if row["implementation"]} == {
         ("ada", "attention", "ada"): RIGHT,
         ("alan", "attention", "alan"): CANNOT_BE_LOADED,
-        ("emmy", "attention", "pytorch"): RIGHT,
-        ("emmy", "attention", "triton"): UNSUPPORTED,
-        ("emmy", "data_parallel", "ddp"): RIGHT,
-        ("emmy", "fsdp", "fsdp"): WRONG,
+        ("emmy", "attention", "adapter-pytorch"): RIGHT,
+        ("emmy", "attention", "adapter-triton"): UNSUPPORTED,
+        ("emmy", "data_parallel", "adapter-ddp"): RIGHT,
+        ("emmy", "fsdp", "adapter-fsdp"): WRONG,
         ("eve", "attention", "ada"): CRASHED,
         ("grace", "attention", "grace"): RIGHT,
         ("grace", "data_parallel", "grace"): WRONG,
     }
     assert found["alan", "sharded_optimizer", ""]["verdict"] == "not there"
-    assert found["emmy", "data_parallel", "ddp"]["handout"] == "4 of 4"
+    assert found["emmy", "data_parallel", "adapter-ddp"]["handout"] == "4 of 4"
     table = (folder / "results/cpu/verify.html").read_text()
     assert "flash has no &#39;FlashAttention&#39;" in table
     assert "2 times as large, as a sum over ranks is" in table

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from cs336_systems.adapters import Adapters
 from cs336_systems.attention import TiledFlashAttention, flash_attention, plain_attention
 from cs336_systems.benchmarks.comparison.exact_attention import AttentionCall
 from cs336_systems.benchmarks.runner import require_kernels
@@ -27,9 +28,8 @@ def build(cell: Flash) -> AttentionCall:
         Unavailable: it cannot run these inputs, or is not installed.
     """
     contender = cell.contender
-    found = load_path(contender.builder)
-    # A user's may be an autograd.Function.
-    call = _masked(getattr(found, "apply", found), cell) if contender.own else found(cell)
+    own = contender.own
+    call = _masked(Adapters(contender.builder).attention(), cell) if own else load_path(contender.builder)(cell)
     return torch.compile(call, dynamic=False, mode=contender.compiler_mode) if cell.compiled_call else call
 
 

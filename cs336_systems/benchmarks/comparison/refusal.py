@@ -7,7 +7,11 @@ from typing import NoReturn
 import torch
 
 from cs336_systems.benchmarks.runner import first_line, is_compiler_failure
+from cs336_systems.folder_modules import MissingPackage
 from cs336_systems.measure.memory import Unavailable, is_out_of_memory
+
+NO_BACKWARD = "implement either the backward"
+"""What PyTorch says of an autograd.Function that is only a forward pass."""
 
 
 def refuse(why: str, *, foreign: bool) -> NoReturn:
@@ -47,6 +51,8 @@ def errors_of_own_code(*, own: bool) -> Iterator[None]:
 def in_words(error: Exception) -> str:
     """Describe an exception of a user's code: by its own words if it says that something is not supported."""
     text = first_line(error) if str(error).strip() else ""
-    if isinstance(error, NotImplementedError) and text:
+    if isinstance(error, NotImplementedError) and NO_BACKWARD in text:
+        return "it has no backward pass"
+    if isinstance(error, NotImplementedError | MissingPackage) and text:
         return text
     return ": ".join(filter(None, [f"it raises {type(error).__name__}", text]))

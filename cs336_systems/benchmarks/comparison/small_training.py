@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW
 
+from cs336_systems.adapters import by_methods
 from cs336_systems.benchmarks.comparison.agreement import first_of_all_ranks
 from cs336_systems.benchmarks.comparison.largest import largest, relative
 from cs336_systems.benchmarks.comparison.refusal import refuse
@@ -55,12 +56,12 @@ def require_same_training(contender: Declared, cell: Any, device: torch.device) 
     training = start(contender, copy.deepcopy(reference), own_part(tokens), small, **HYPERPARAMETERS)
     alone = contender.name == BASELINE
     optimizer = AdamW(reference.parameters(), **HYPERPARAMETERS)
-    right = phases_of(reference, own_part(tokens) if alone else tokens, small.precision, optimizer)
+    right = phases_of(by_methods(reference), own_part(tokens) if alone else tokens, small.precision, optimizer)
     for _ in range(STEPS):
         run(training.careful)
         run(right)
-    found = training.whole_weights()
     moved = {name: (before[name], weight.detach()) for name, weight in reference.named_parameters()}
+    found = training.whole_weights(moved)
     wrong = next(filter(None, (shape_fault(name, found.get(name), there) for name, (_, there) in moved.items())), "")
     if wrong := first_of_all_ranks(wrong):
         refuse(wrong, foreign=not_ours(contender))

@@ -1,6 +1,6 @@
 """A contender's training run: a model, its wrapper, its optimizer, and the phases of a step."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from cs336_systems.adapters import Wrapped, by_end, by_methods
 from cs336_systems.benchmarks.comparison.agreement import available_on_all_ranks
 from cs336_systems.benchmarks.comparison.builders.own import builder_of
 from cs336_systems.experiments.contender import Declared
@@ -21,9 +22,6 @@ from cs336_systems.training_step import TrainingStep
 
 Phases = Mapping[str, Callable[[], None]]
 
-GATHERS = ("gather_full_parameters", "gather_full_params")
-"""Names of a wrapper's method that returns the whole weights by name."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
@@ -32,6 +30,8 @@ class Training:
     model: nn.Module
     wrapped: nn.Module
     """The wrapped model, which is called."""
+    gather: Callable[[], Mapping[str, Tensor]] | None
+    """Gathers the whole weights by name, if the wrapper has a function for it."""
     optimizer: Optimizer
     phases: Phases
     """The phases of a step, as they are timed."""
@@ -45,10 +45,10 @@ class Training:
             return self.phases
         return {name: partial(available_on_all_ranks, phase, own=True) for name, phase in self.phases.items()}
 
-    def whole_weights(self) -> Mapping[str, Tensor]:
-        """Gather the whole weights, by their names in the model. All ranks call it."""
-        for method in filter(None, (getattr(self.wrapped, name, None) for name in GATHERS)):
-            return {name.removeprefix("module."): weight for name, weight in method().items()}
+    def whole_weights(self, names: Iterable[str]) -> Mapping[str, Tensor]:
+        """Gather the whole weights of some names in the model. All ranks call it."""
+        if self.gather:
+            return by_end(self.gather(), names)
         named = {name: weight.detach() for name, weight in self.model.named_parameters()}
         return {name: weight.full_tensor() if isinstance(weight, DTensor) else weight for name, weight in named.items()}
 
@@ -59,13 +59,21 @@ def start(contender: Declared, model: nn.Module, tokens: Tensor, cell: Any, **hy
     Raises:
         Unavailable: on all ranks, if the contender is unavailable on one.
     """
-    wrapped, optimizer = available_on_all_ranks(
+    built, optimizer = available_on_all_ranks(
         lambda: builder_of(contender, cell)(model, contender, cell, **hyperparameters), own=contender.own
     )
+    wrapped = built if isinstance(built, Wrapped) else by_methods(built)
     phases = phases_of(wrapped, tokens, cell.precision if contender.autocasts else "fp32", optimizer)
     if contender.updates:
         del phases["optimizer"]
-    return Training(model=model, wrapped=wrapped, optimizer=optimizer, phases=phases, own=contender.own)
+    return Training(
+        model=model,
+        wrapped=wrapped.model,
+        gather=wrapped.gather,
+        optimizer=optimizer,
+        phases=phases,
+        own=contender.own,
+    )
 
 
 def new_model(cell: Any, device: torch.device) -> nn.Module:
@@ -89,14 +97,15 @@ def own_part(tokens: Tensor) -> Tensor:
     return tokens.chunk(dist.get_world_size())[dist.get_rank()]
 
 
-def phases_of(
-    wrapped: nn.Module, tokens: Tensor, precision: str, optimizer: Optimizer
-) -> dict[str, Callable[[], None]]:
+def phases_of(wrapped: Wrapped, tokens: Tensor, precision: str, optimizer: Optimizer) -> dict[str, Callable[[], None]]:
     """Make the phases of a training step; PyTorch's wrappers have no separate synchronization."""
-    phases = TrainingStep(wrapped, tokens, precision=precision, optimizer=optimizer).phases("train_step")
-    if finish := getattr(wrapped, "finish_gradient_synchronization", None):
+    model, before, after, _ = wrapped
+    phases = TrainingStep(model, tokens, precision=precision, optimizer=optimizer).phases("train_step")
+    if before:
+        phases["forward"] = partial(run, {"": partial(before, model, optimizer), "forward": phases["forward"]})
+    if after:
         update = phases.pop("optimizer")
-        phases |= {"synchronization": finish, "optimizer": update}
+        phases |= {"synchronization": partial(after, model, optimizer), "optimizer": update}
     return phases
 
 

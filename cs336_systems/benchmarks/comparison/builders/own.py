@@ -1,6 +1,5 @@
 """Builders of a user's own implementations, called as the course's adapters call them."""
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -8,33 +7,40 @@ from typing import Any
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
+from cs336_systems.adapters import Adapters, Wrapped
 from cs336_systems.benchmarks.comparison.builders.fsdp import COMPUTE_DTYPE
 from cs336_systems.benchmarks.comparison.builders.sharded_optimizer import state
 from cs336_systems.experiments.contender import VARIATION_MB, Declared
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.implementations import load_path, own_implementations
 
-Build = Callable[..., tuple[nn.Module, Optimizer]]
+Build = Callable[..., tuple[nn.Module | Wrapped, Optimizer]]
 
 
 def data_parallel(
-    model: nn.Module, contender: Declared, cell: Any, *, kind: Callable[..., nn.Module], **hyperparameters: Any
-) -> tuple[nn.Module, Optimizer]:
+    model: nn.Module, contender: Declared, cell: Any, *, own: Adapters, **hyperparameters: Any
+) -> tuple[Wrapped, Optimizer]:
     """Build a data-parallel wrapper, with buckets of the common size if it has any."""
-    sized = {"bucket_size_mb": VARIATION_MB} if "bucket_size_mb" in inspect.signature(kind).parameters else {}
-    wrapped = kind(model, **sized)
-    return wrapped, AdamW(wrapped.parameters(), **hyperparameters)
+    wrapped = own.data_parallel(model, VARIATION_MB)
+    return wrapped, AdamW(wrapped.model.parameters(), **hyperparameters)
+
+
+def sharded_optimizer(
+    model: nn.Module, contender: Declared, cell: Any, *, own: Adapters, **hyperparameters: Any
+) -> tuple[nn.Module, Optimizer]:
+    """Build a sharded optimizer, next to this project's wrapper."""
+    return state(model, contender, cell, kind=own.sharded_optimizer, **hyperparameters)
 
 
 def fsdp(
-    model: nn.Module, contender: Declared, cell: Any, *, kind: Callable[..., nn.Module], **hyperparameters: Any
-) -> tuple[nn.Module, Optimizer]:
+    model: nn.Module, contender: Declared, cell: Any, *, own: Adapters, **hyperparameters: Any
+) -> tuple[Wrapped, Optimizer]:
     """Build a wrapper that shards weights, and handles the compute dtype itself."""
-    wrapped = kind(model, compute_dtype=COMPUTE_DTYPE[cell.precision])
-    return wrapped, AdamW(wrapped.parameters(), **hyperparameters)
+    wrapped = own.fsdp(model, COMPUTE_DTYPE[cell.precision])
+    return wrapped, AdamW(wrapped.model.parameters(), **hyperparameters)
 
 
-CALLS: Mapping[str, Build] = {"data_parallel": data_parallel, "optimizer_sharding": state, "fsdp": fsdp}
+CALLS: Mapping[str, Build] = {"data_parallel": data_parallel, "optimizer_sharding": sharded_optimizer, "fsdp": fsdp}
 """The builder of an own implementation, by experiment."""
 
 
@@ -54,5 +60,7 @@ def own_contenders(cell: Any) -> Iterator[Declared]:
 
 def builder_of(contender: Declared, cell: Any) -> Build:
     """Look up the builder of a contender, a function of a model, its entry, the cell and hyperparameters."""
-    found = load_path(contender.builder)
-    return partial(CALLS[cell.name], kind=found) if contender.own else found
+    if contender.own:
+        return partial(CALLS[cell.name], own=Adapters(contender.builder))
+    found: Build = load_path(contender.builder)
+    return found

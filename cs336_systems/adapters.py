@@ -1,0 +1,102 @@
+"""Calls of own implementations: as the handout's tests call its adapters, or by a class's own methods.
+
+No torch here.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cs336_systems.implementations import ADAPTERS_OF, BUCKET_SIZE, load_module, load_path
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+Hook = Callable[[Any, Any], Any]
+"""Called with a model and its optimizer."""
+GATHERS = ("gather_full_parameters", "gather_full_params", "fsdp_gather_full_params", "get_full_params_state_dict")
+"""Names of methods, or of functions in the module of an FSDP class, that gather whole weights."""
+
+
+class Wrapped(NamedTuple):
+    """A wrapped model, and what is called with it in a step."""
+
+    model: "nn.Module"
+    before: Hook | None
+    """Before the forward pass."""
+    after: Hook | None
+    """After the backward pass."""
+    gather: "Callable[[], Mapping[str, Tensor]] | None"
+    """Gathers its whole weights by name."""
+
+
+def by_methods(wrapped: "nn.Module", module: ModuleType | None = None) -> Wrapped:
+    """Look up what a wrapped model's methods, or the functions of a module, are for."""
+    gather = next((getattr(wrapped, name) for name in GATHERS if hasattr(wrapped, name)), None)
+    function = next((getattr(module, name) for name in GATHERS if hasattr(module, name)), None)
+    return Wrapped(
+        wrapped,
+        _method(wrapped, "on_train_batch_start"),
+        _method(wrapped, "finish_gradient_synchronization"),
+        gather or (function and (lambda: function(wrapped))),
+    )
+
+
+def _method(wrapped: "nn.Module", name: str) -> Hook | None:
+    method = getattr(wrapped, name, None)
+    return method and (lambda model, optimizer: method())
+
+
+def by_end(given: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Look up names that are the ends of given ones, of several the shortest: "weight" is that of "module.weight"."""
+    keys = {name: [key for key in given if f".{key}".endswith(f".{name}")] for name in names}
+    return {name: given[min(found, key=len)] for name, found in keys.items() if found}
+
+
+class Adapters:
+    """An implementation that is named as [FOLDER/]package.module:name, an adapter or a class or function."""
+
+    def __init__(self, path: str, load: Callable[[str], Any] = load_path) -> None:
+        self.path, self.load, self.name = path, load, path.rpartition(":")[2]
+        self.adapter = self.name in ADAPTERS_OF
+
+    def attention(self) -> Callable[..., Any]:
+        """Make a function of (q, k, v, is_causal)."""
+        found = self.load(self.path)
+        found = found() if self.adapter else found
+        return getattr(found, "apply", found) if self.adapter or isinstance(found, type) else found
+
+    def data_parallel(self, module: "nn.Module", bucket_mb: float) -> Wrapped:
+        """Wrap a module, in buckets of a size if it has any."""
+        found = self.load(self.path)
+        if self.adapter:
+            return self._with_adapters(found(module, bucket_mb) if self.name == "get_ddp_bucketed" else found(module))
+        sized = BUCKET_SIZE in inspect.signature(found).parameters
+        return by_methods(found(module, **({BUCKET_SIZE: bucket_mb} if sized else {})))
+
+    def sharded_optimizer(self, parameters: Any, optimizer: type, **options: Any) -> "torch.optim.Optimizer":
+        """Make a sharded optimizer."""
+        return self.load(self.path)(parameters, optimizer, **options)
+
+    def fsdp(self, module: "nn.Module", compute_dtype: "torch.dtype | None") -> Wrapped:
+        """Wrap a module whose weights are sharded.
+
+        Raises:
+            NotImplementedError: it takes no compute_dtype, and one is asked for.
+        """
+        found = self.load(self.path)
+        if compute_dtype is not None and "compute_dtype" not in inspect.signature(found).parameters:
+            raise NotImplementedError("it takes no compute_dtype")
+        wrapped = found(module, **({} if compute_dtype is None else {"compute_dtype": compute_dtype}))
+        return self._with_adapters(wrapped) if self.adapter else by_methods(wrapped, load_module(self.path))
+
+    def _with_adapters(self, model: "nn.Module") -> Wrapped:
+        """Look up the adapters that are called with a wrapped model."""
+        module = load_module(self.path)
+        before, after, gather = (
+            getattr(module, f"{self.name.removeprefix('get_')}_{end}", None)
+            for end in ("on_train_batch_start", "on_after_backward", "gather_full_params")
+        )
+        return Wrapped(model, before, after, gather and (lambda: gather(model)))
