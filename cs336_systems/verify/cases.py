@@ -318,8 +318,9 @@ def fsdp_cases() -> Iterator[Case]:
         settings = {"alike": True, "compute_dtype": "", "shared": False, **options}
         return training_case("fsdp", requirement, words, model, ranks, judge_fsdp, **settings)
 
-    yield case("handout", "weights and each rank's share of them", "plain", 2, shared=True)
-    yield case("handout", "compute_dtype bf16 with fp32 weights", "plain", 2, compute_dtype="bfloat16")
+    yield case("handout", "weights and each rank's share of them", "normed", 2, shared=True)
+    yield case("handout", "compute_dtype bf16 with fp32 weights", "normed", 2, compute_dtype="bfloat16")
+    yield case("beyond", "a frozen parameter", "plain", 2)
     for ranks in (2, 4):
         yield case("beyond", "rows that ranks do not divide, tied, frozen and unused parameters", "odd", ranks)
         yield case("beyond", "checkpointed blocks", "checkpointed", ranks)

@@ -44,6 +44,25 @@ class Plain(nn.Module):
         return self.head(x * self.frozen.to(x.dtype))
 
 
+class Normed(nn.Module):
+    """What the handout's FSDP is for: Linear and Embedding layers, and the weight of a norm, which is not sharded."""
+
+    def __init__(self, layers: Layers):
+        super().__init__()
+        self.embedding = layers.embedding(VOCABULARY, 8)
+        self.first = layers.linear(8, 16)
+        self.second = layers.linear(16, 8)
+        self.norm = nn.Parameter(torch.ones(8))
+        self.head = layers.linear(8, VOCABULARY)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Map token ids [batch, sequence] to logits [batch, sequence, vocabulary]."""
+        x = self.embedding(token_ids)
+        x = x + self.second(torch.relu(self.first(x)))
+        inverse = (x.float().square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+        return self.head((x * inverse * self.norm).to(x.dtype))
+
+
 class Tied(Plain):
     """The same with one weight for embedding and head."""
 
@@ -91,7 +110,7 @@ class Checkpointed(nn.Module):
         return self.head(x)
 
 
-MODELS = {"plain": Plain, "tied": Tied, "odd": Odd, "checkpointed": Checkpointed}
+MODELS = {"plain": Plain, "normed": Normed, "tied": Tied, "odd": Odd, "checkpointed": Checkpointed}
 
 
 def build(name: str, layers: Layers, weights: dict[str, Tensor], device: torch.device) -> nn.Module:

@@ -1,0 +1,192 @@
+"""Solutions of the handout as they differ from each other: each is judged by what was asked, without an edit."""
+
+import re
+
+import pytest
+
+from cs336_systems.handed_over import handed_over, implementations_in
+from cs336_systems.verify.folder import read_only_copy
+from cs336_systems.verify.launcher import Launcher
+from cs336_systems.verify.verdict import CANNOT_RUN, RIGHT, UNSUPPORTED, WRONG, verify
+from tests.samples import ROOT
+
+ATTENTION = """
+import math, torch
+class Flash(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal=False):
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        if is_causal:
+            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+        return scores.softmax(-1) @ v
+"""
+DDP = """
+import torch.distributed as dist
+from torch import nn
+class DDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for x in module.parameters(): dist.broadcast(x.data, 0)
+    def forward(self, *inputs): return self.module(*inputs)
+    def average(self):
+        for x in self.parameters():
+            if x.grad is not None: dist.all_reduce(x.grad); x.grad /= dist.get_world_size()
+"""
+FSDP = """
+import torch, torch.distributed as dist
+from torch import nn
+from cs336_basics.model import Embedding, Linear
+class FSDP(nn.Module):
+    "Keeps its rows of each Linear and Embedding, and gathers all of them before a forward pass."
+    def __init__(self, module, compute_dtype=None):
+        super().__init__()
+        if compute_dtype: raise NotImplementedError("fp32 only")
+        self.module, self.layers, self.rows = module, [], nn.ParameterList()
+        for layer in module.modules():
+            if isinstance(layer, (Linear, Embedding)):
+                assert len(layer.weight) % dist.get_world_size() == 0
+                mine = layer.weight.data.chunk(dist.get_world_size())[dist.get_rank()]
+                self.layers.append((layer, nn.Parameter(mine.clone(), layer.weight.requires_grad)))
+                del layer.weight
+                layer.register_parameter("weight_rows", self.layers[-1][1])
+    def gathered(self, rows):
+        whole = rows.new_empty(dist.get_world_size() * len(rows), rows.shape[1])
+        dist.all_gather_into_tensor(whole, rows.data)
+        return whole
+    def forward(self, *inputs):
+        for layer, rows in self.layers: layer.weight = self.gathered(rows).requires_grad_()
+        return self.module(*inputs)
+    def finish(self):
+        ranks = dist.get_world_size()
+        for layer, rows in self.layers:
+            dist.all_reduce(layer.weight.grad)
+            rows.grad = layer.weight.grad.chunk(ranks)[dist.get_rank()] / ranks
+            del layer.weight
+        own = {id(rows) for _, rows in self.layers}
+        for x in self.module.parameters():
+            if id(x) not in own: dist.all_reduce(x.grad); x.grad /= ranks
+def collect(model):
+    found = {name: x.data for name, x in model.named_parameters() if not name.endswith("_rows")}
+    for name, x in model.named_parameters():
+        if name.endswith("_rows"): found[name.removesuffix("_rows")] = model.gathered(x)
+    return found
+"""
+FSDP_ADAPTERS = """
+from cs336_systems.fsdp import FSDP, collect
+def get_fsdp(module, compute_dtype=None): return FSDP(module, compute_dtype)
+def fsdp_on_after_backward(fsdp_model, optimizer): fsdp_model.finish()
+def fsdp_gather_full_params(fsdp_model): return collect(fsdp_model)
+"""
+BASICS = {
+    "cs336-basics/cs336_basics/__init__.py": "",
+    "cs336-basics/cs336_basics/model.py": (ROOT / "examples/class/emmy/cs336-basics/cs336_basics/model.py").read_text(),
+}
+OURS = (ROOT / "examples/my_systems/sharded_optimizer.py").read_text()
+OF_ATTENTION = "def get_flashattention_autograd_function_pytorch():\n    {}\n"
+SOLUTIONS = {
+    "imports at the top, where another family's module cannot be imported": (
+        {
+            "tests/adapters.py": "from cs336_systems.ddp import DDP\nfrom cs336_systems.kernels import kernel\n"
+            + OF_ATTENTION.format("from cs336_systems.flash import Flash; return Flash")
+            + "def get_flashattention_autograd_function_triton(): return kernel()\n"
+            + "def get_ddp(module): return DDP(module)\n",
+            "cs336_systems/flash.py": ATTENTION,
+            "cs336_systems/kernels.py": "from triton.gone import kernel\n",
+            "cs336_systems/ddp.py": "import sys\nsys.exit('usage: ddp.py CONFIG')\n",
+        },
+        {
+            "adapter-pytorch": (RIGHT, "4 not supported; .*: it has no backward pass"),
+            "adapter-triton": (
+                CANNOT_RUN,
+                "it needs the package triton.gone, which is not installed, at tests/adapters",
+            ),
+            "adapter-ddp": (WRONG, r"ImportError: its import raises SystemExit\('usage: ddp.py CONFIG'\)"),
+        },
+    ),
+    "a package that is missing, at the top and where it is used": (
+        {
+            "tests/adapters.py": "from cs336_systems.flash import Flash\nfrom no_such import typed\n"
+            + OF_ATTENTION.format("return Flash"),
+            "cs336_systems/flash.py": f"import no_such as ns\n{ATTENTION}".replace("@ v", "@ ns.rearrange(v)"),
+        },
+        {"adapter-pytorch": (CANNOT_RUN, "^it needs the package no_such, which is not installed, at cs336_systems/fl")},
+    ),
+    "a folder of data that is a package, and adapters by assignment": (
+        {
+            "tests/adapters.py": "from cs336_systems.data.flash import Flash\n"
+            "get_flashattention_autograd_function_pytorch = lambda: Flash\n",
+            "cs336_systems/data/flash.py": ATTENTION,
+            "cs336_systems/__init__.py": "",
+        },
+        {"adapter-pytorch": (RIGHT, "")},
+    ),
+    "both editions' adapters, each with its own calls, and the other name of a size": (
+        {
+            "tests/adapters.py": "from cs336_systems.ddp import DDP\n"
+            "def get_ddp_individual_parameters(module): return DDP(module)\n"
+            "def ddp_individual_parameters_on_after_backward(ddp_model, optimizer): ddp_model.average()\n"
+            "def get_ddp(module):\n    found = DDP(module)\n    found.average_2026 = found.average\n    return found\n"
+            "def ddp_on_after_backward(ddp_model, optimizer): ddp_model.average_2026()\n"
+            "def get_ddp_bucketed(module, mb): assert mb > 0; return DDP(module)\n"
+            "def ddp_bucketed_on_train_batch_start(ddp_model, optimizer): ddp_model.began = True\n"
+            "def ddp_bucketed_on_after_backward(ddp_model, optimizer):\n"
+            "    assert ddp_model.began; del ddp_model.began; ddp_model.average()\n",
+            "cs336_systems/ddp.py": DDP,
+        },
+        {f"adapter-{name}": (RIGHT, "^4 of 4 cases") for name in ("individual", "ddp", "bucketed")},
+    ),
+    "FSDP of the handout's layers, of rows that ranks divide": (
+        {"tests/adapters.py": FSDP_ADAPTERS, "cs336_systems/fsdp.py": FSDP, **BASICS},
+        {"adapter-fsdp": (RIGHT, "^1 of 1 cases of the handout right and 1 not supported")},
+    ),
+    "the same where the handout's layers are another repository's": (
+        {"tests/adapters.py": FSDP_ADAPTERS, "cs336_systems/fsdp.py": FSDP},
+        {"adapter-fsdp": (RIGHT, "^1 of 1 cases of the handout right and 1 not supported")},
+    ),
+    "a class with the function that gathers its weights next to it": (
+        {
+            "implementations.yaml": "fsdp: {mine: 'cs336_systems.fsdp:FSDP'}\n",
+            "cs336_systems/fsdp.py": FSDP.replace("def collect", "def get_full_params_state_dict").replace(
+                "def finish", "def finish_gradient_synchronization"
+            ),
+        },
+        {"mine": (RIGHT, "^1 of 1 cases of the handout right")},
+    ),
+    "an optimizer in a folder of sources": (
+        {
+            "tests/adapters.py": "from cs336_systems import optim\n"
+            "def get_sharded_optimizer(params, optimizer_cls, **kwargs):\n"
+            "    return optim.ShardedOptimizer(params, optimizer_cls, **kwargs)\n",
+            "src/cs336_systems/optim.py": OURS,
+        },
+        {"adapter-optimizer": (RIGHT, "2 of 2 cases of the handout right; 11 of 11 cases beyond it")},
+    ),
+    "nothing yet": (
+        {"tests/adapters.py": OF_ATTENTION.format("raise NotImplementedError"), "cs336_systems/__init__.py": ""},
+        {"adapter-pytorch": (UNSUPPORTED, "not implemented, at tests/adapters.py:2")},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def launcher():
+    with Launcher() as found:
+        yield found
+
+
+@pytest.mark.parametrize("kind", SOLUTIONS)
+def test_each_kind_of_solution_is_judged_as_it_is(tmp_path, launcher, kind):
+    files, expected = SOLUTIONS[kind]
+    for path, text in files.items():
+        file = tmp_path / "ada" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    with (tmp_path / "ada/profile.nsys-rep").open("wb") as profile:
+        profile.truncate(10**9)
+    with read_only_copy(tmp_path / "ada") as copy:
+        for family, each in implementations_in(handed_over(tmp_path / "ada")):
+            found = verify(family, each, copy, tmp_path / "log", launcher)
+            verdict, reason = expected[each.name]
+            assert found.verdict == verdict, (each.name, found.reason)
+            assert re.search(reason, found.reason), found.reason
