@@ -36,6 +36,7 @@ EXAMPLES = {
     "adapter-optimizer": f"{ADAPTERS}:get_sharded_optimizer",
     "adapter-fsdp": f"{ADAPTERS}:get_fsdp",
     "emmys-ddp": f"{EMMYS}:get_ddp",
+    "emmys-fsdp": f"{EMMYS}:get_fsdp",
     "emmys-nothing": f"{EMMYS}:get_nothing",
 }
 """Those that are not in `tests.support.own`."""
@@ -49,10 +50,14 @@ WRONG = {
         "ElsewhereDDP": "not timed: it needs a GPU",
         "Nothing": "not timed: it raises ValueError: tests.support.own has no 'Nothing'",
     },
-    "optimizer_sharding": {"LonelyOptimizer": OFF},
+    "optimizer_sharding": {
+        "LonelyOptimizer": OFF,
+        "WholeOptimizer": "not timed: a rank holds 1 of all optimizer state",
+    },
     "fsdp": {
         "StaleFSDP": OFF,
         "EvenFSDP": OFF,
+        "emmys-fsdp": "not timed: a rank holds 1 of all parameters",
         "emmys-nothing": "not timed: it raises ValueError: tests.adapters has no 'get_nothing'",
         "ShapelessFSDP": r"not timed: after 3 steps \S+ has the shape \(1952,\), and one process's \(61, 32\)",
     },

@@ -103,6 +103,11 @@ class LonelyOptimizer(ShardedOptimizer):
         self.inner.step()
 
 
+def WholeOptimizer(params, optimizer_cls, **kwargs):
+    """Shares nothing."""
+    return optimizer_cls(params, **kwargs)
+
+
 class FSDP(nn.Module):
     """Each rank keeps a part of every weight; they are gathered before a forward pass."""
 

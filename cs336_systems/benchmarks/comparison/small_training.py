@@ -5,6 +5,7 @@ are never whole, and there may be no memory for a reference.
 """
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from torch.optim import AdamW
 from cs336_systems.adapters import by_methods
 from cs336_systems.benchmarks.comparison.agreement import first_of_all_ranks
 from cs336_systems.benchmarks.comparison.largest import largest, relative
+from cs336_systems.benchmarks.comparison.memory import held
 from cs336_systems.benchmarks.comparison.refusal import refuse
 from cs336_systems.benchmarks.comparison.training import everyones_tokens, new_model, own_part, phases_of, run, start
 from cs336_systems.experiments.contender import Declared
@@ -33,6 +35,8 @@ HYPERPARAMETERS: Mapping[str, Any] = {"lr": 1e-2, "eps": 1e-3, "fused": True}
 """AdamW's hyperparameters; eps is large, so that updates of weights with tiny gradients are not all rounding."""
 TOLERANCE = {"fp32": 2.0**-9, "bf16": 2.0**-2}
 """Allowed errors of weights' changes, relative to these. bf16: autocast against weights in bf16."""
+MOST_HELD = {"fsdp": ("parameters", 0.75), "optimizer_sharding": ("optimizer_state", 0.9)}
+"""What ranks of an experiment share, and the most of it that one of them may hold in the small model."""
 
 
 def require_same_training(contender: Declared, cell: Any, device: torch.device) -> None:
@@ -70,6 +74,16 @@ def require_same_training(contender: Declared, cell: Any, device: torch.device) 
     if not worst <= max(TOLERANCE[small.precision], contender.tolerance):
         why = f"after {STEPS} steps {name} is off from one process's by {worst:.2g} of its way"
         refuse(why, foreign=not_ours(contender))
+    alone_held = held(replace(training, wrapped=reference, optimizer=optimizer))
+    if contender.own and (wrong := first_of_all_ranks(share_fault(held(training), alone_held, cell.name))):
+        refuse(wrong, foreign=True)
+
+
+def share_fault(found: Mapping[str, int], alone: Mapping[str, int], experiment: str) -> str:
+    """Describe what a rank holds too much of, though ranks are to share it; empty if they do."""
+    part, most = MOST_HELD.get(experiment, ("parameters", math.inf))
+    share = found[part] / alone[part]
+    return f"a rank holds {share:.2g} of all {part.replace('_', ' ')}" if share > most else ""
 
 
 def shape_fault(name: str, found: Tensor | None, right: Tensor) -> str:
