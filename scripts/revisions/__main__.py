@@ -27,7 +27,7 @@ INSTRUMENTS = {
         *(f"{BENCHMARKS}.runner", "cs336_systems.measure.gpu_state", "cs336_systems.record.measurement"),
         *("cs336_systems.experiments.base", "cs336_systems.experiments.contender", "cs336_systems.implementations"),
         *("cs336_systems.sizes", "cs336_systems.measure.dtypes", "cs336_systems.accounting.units"),
-        "cs336_systems.ranges",
+        *("cs336_systems.ranges", "cs336_systems.adapters", "cs336_systems.folder_modules"),
     ),
     "timing": tuple(f"cs336_systems.measure.{name}" for name in ("timing", "device_busy", "intervals", "profiler")),
     "memory": ("cs336_systems.measure.memory", "cs336_systems.measure.saved_tensors"),
