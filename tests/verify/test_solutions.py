@@ -7,7 +7,7 @@ import pytest
 from cs336_systems.handed_over import handed_over, implementations_in
 from cs336_systems.verify.folder import read_only_copy
 from cs336_systems.verify.launcher import Launcher
-from cs336_systems.verify.verdict import CANNOT_RUN, RIGHT, UNSUPPORTED, WRONG, verify
+from cs336_systems.verify.verdict import CANNOT_BE_LOADED, CANNOT_RUN, RIGHT, UNSUPPORTED, verify
 from tests.samples import ROOT
 
 ATTENTION = """
@@ -101,7 +101,7 @@ SOLUTIONS = {
                 CANNOT_RUN,
                 "it needs the package triton.gone, which is not installed, at tests/adapters",
             ),
-            "adapter-ddp": (WRONG, r"ImportError: its import raises SystemExit\('usage: ddp.py CONFIG'\)"),
+            "adapter-ddp": (CANNOT_BE_LOADED, r"^ImportError: its import raises SystemExit\('usage: ddp.py CONFIG'\)"),
         },
     ),
     "a package that is missing, at the top and where it is used": (
