@@ -31,7 +31,7 @@ rule web:
     input:
         **TABLES,
         reference=reference_csvs(),
-        parts=sorted(map(str, Path("report/web").glob("*"))),
+        parts=[*sorted(map(str, Path("report/web").glob("*"))), "pyproject.toml"],
         figures=FIGURES.values(),
         plan=rules.plan.output[0],
         source=rules.render.output[0],

@@ -4,7 +4,13 @@ Needs the plan, tables, figures, coverage, self-checks and the verdict on them, 
 reference, the recorded CSV files of that; makes results/<machine>/writeup.typ and writeup.pdf. The target `writeup` is both: the report is there, and its verdict is not a failure.
 """
 
+from scripts.rendering.notes import note_files
+
 TEMPLATES = sorted(map(str, Path("report").rglob("*.typ.j2")))
+try:
+    NOTES = note_files(CONTENTS.sections)
+except ValueError as error:
+    raise WorkflowError(str(error))
 THEMES = sorted(map(str, Path("report").rglob("*.typ")))
 
 
@@ -19,6 +25,7 @@ rule render:
     """The report as Typst source: the templates filled with answers from the tables."""
     input:
         TEMPLATES,
+        NOTES,
         reference_csvs(),
         "report/contents.yaml",
         "cs336_systems/revisions.yaml",

@@ -27,13 +27,14 @@ async function embed(place, spec, actions) {
 
 /** The chart of some rows: lines over numbers, bars over names; a click on its legend picks one of the colours. */
 async function drawChart(rows) {
-  const { experiment, metric, x, y, colour, logX, logY } = choice();
+  const { experiment, metric, x, y, colour, base, logX, logY } = choice();
   const { columns } = data;
   const details = varying(rows);
   const value = (name, row) => columns[name][row] ?? "none";
   const fields = [...details, x, y, "p20", "p80", ...(colour ? [colour] : [])];
-  const values = rows.map((row) => ({ row, ...Object.fromEntries(fields.map((name) => [name, value(name, row)])) }));
-  const unit = columns.unit[rows[0]] && ` / ${columns.unit[rows[0]]}`;
+  const every = rows.map((row) => ({ row, ...Object.fromEntries(fields.map((name) => [name, value(name, row)])) }));
+  const values = base ? relative(every, y, base, details.filter((name) => name !== colour), colour) : every;
+  const unit = base ? ` / ${base}` : columns.unit[rows[0]] && ` / ${columns.unit[rows[0]]}`;
   const lines = isNumber(x);
   const bars = !lines && !logY;
   const encoding = {
@@ -75,6 +76,14 @@ async function drawChart(rows) {
   const spec = { height: 340, data: { values }, layer };
   const { view } = await embed($("#explorer .chart"), spec, { export: true, source: false, compiled: false, editor: false });
   view.addEventListener("click", (_, item) => item?.datum?.row !== undefined && showDetail(experiment, item.datum.row));
+}
+
+/** Rows over the row of a base that agrees in all details; those without such a row are left out. */
+function relative(rows, y, base, details, colour) {
+  const key = (row) => JSON.stringify(details.map((name) => row[name]));
+  const bases = new Map(rows.filter((row) => String(row[colour]) === base).map((row) => [key(row), row[y]]));
+  const over = (row) => Object.fromEntries(["p20", "p80", y].map((name) => [name, row[name] / bases.get(key(row))]));
+  return rows.filter((row) => bases.get(key(row))).map((row) => ({ ...row, ...over(row) }));
 }
 
 /** A row's samples in order. */

@@ -32,7 +32,9 @@ const isNumber = (column) => data.columns[column].some((value) => typeof value =
 const valuesOf = (column, rows) => [...new Set(rows.map((row) => data.columns[column][row]))];
 const described = () => ["machine", ...Object.keys(data.parameters), ...data.details];
 const varying = (rows) => described().filter((column) => valuesOf(column, rows).length > 1);
-const rowsOf = (metric) => [...data.columns.metric.keys()].filter((row) => !metric || data.columns.metric[row] === metric);
+const has = (column, row, wanted) => !wanted || data.columns[column][row] === wanted;
+const rowsOf = (metric) =>
+  [...data.columns.metric.keys()].filter((row) => has("metric", row, metric) && has("machine", row, choice().machine));
 
 /** Show what an address says; what it leaves out is as a reader would begin. */
 async function show(wanted) {
@@ -42,6 +44,9 @@ async function show(wanted) {
   if (!names.length) return void ($("#explorer .count").textContent = "No row has been measured.");
   offer("experiment", names, wanted.experiment);
   data = experiments[choice().experiment];
+  const machines = valuesOf("machine", [...data.columns.machine.keys()]);
+  offer("machine", ["", ...machines], wanted.machine ?? "");
+  form.elements.machine.parentElement.hidden = machines.length < 2;
   const metrics = valuesOf("metric", rowsOf("")).sort();
   offer("metric", ["", ...metrics], wanted.metric ?? mainMetric(metrics));
   const rows = rowsOf(choice().metric);
@@ -49,13 +54,14 @@ async function show(wanted) {
   offer("x", ["metric", ...varying(rows)], chart.x);
   offer("y", STATISTICS, chart.y);
   offer("colour", ["", "metric", ...varying(rows)], chart.colour);
+  offer("base", ["", ...(chart.colour ? valuesOf(chart.colour, rows) : [])], chart.base);
   for (const name of ["logX", "logY"]) form.elements[name].checked = name in chart;
   await list(rows, JSON.parse(filter), search);
   if (row) await showDetail(choice().experiment, Number(row));
 }
 
 function offer(name, values, chosen) {
-  const none = name === "metric" ? "all (no chart)" : "none";
+  const none = { metric: "all (no chart)", machine: "all" }[name] ?? "none";
   const options = values.map((value) => make("option", { value, selected: value === chosen }, value || none));
   form.elements[name].replaceChildren(...options);
 }
@@ -135,10 +141,11 @@ async function list(rows, filter, search = "") {
   await draw();
 }
 
-/** Keep what is shown in the page's address, so that it can be shared. */
-function remember() {
+/** Keep what is shown in the page's address, so that it can be shared; a choice is a step to which Back returns. */
+function remember(step = false) {
   const filter = JSON.stringify(table.searchBuilder.getDetails());
-  history.replaceState(null, "", LINK + new URLSearchParams({ ...choice(), search: table.search(), filter }));
+  const address = LINK + new URLSearchParams({ ...choice(), search: table.search(), filter });
+  history[step ? "pushState" : "replaceState"](null, "", address);
 }
 
 /** A condition of SearchBuilder, or a group of them, in words; empty for none. */
@@ -157,17 +164,23 @@ async function draw() {
   $("summary", filters).textContent = `Filters: ${inWords(table.searchBuilder.getDetails()) || "none"}`;
   table.columns(varying(rows).map((name) => `${name}:name`)).visible(true);
   const measured = rows.filter((row) => data.columns[y][row] !== null);
-  if (metric && measured.length) return drawChart(measured);
+  if (metric && measured.length) {
+    $("#explorer .chart").append(make("p", { class: "reason" }, "Drawing …"));
+    return drawChart(measured);
+  }
   const reason = metric ? "No row has a number to draw." : "Choose a metric to draw.";
   $("#explorer .chart").replaceChildren(make("p", { class: "reason" }, reason));
 }
 
 form.addEventListener("change", async ({ target }) => {
-  const { experiment, metric } = choice();
+  const { experiment, metric, machine, colour, x, y } = choice();
   if (target.name === "experiment") await show({ experiment });
-  else if (target.name === "metric") await show({ experiment, metric });
-  else await draw();
-  remember();
+  else if (["metric", "machine"].includes(target.name)) await show({ experiment, metric, machine });
+  else {
+    if (target.name === "colour") offer("base", ["", ...(colour ? valuesOf(colour, rowsOf(metric)) : [])], "");
+    await draw();
+  }
+  remember(true);
 });
 filters.addEventListener("toggle", () => dispatchEvent(new Event("resize"))); // SearchBuilder places its parts by their sizes
 document.addEventListener("theme", () => table && draw());

@@ -78,6 +78,7 @@ function candidates(cell, experiments) {
 
 /** Show the rows that a number of the report may come from. */
 async function lookUp(cell) {
+  open($("#detail"), make("p", { class: "reason" }, "Loading the rows …"));
   const experiments = await rowsOfAll();
   const { place, found } = candidates(cell, experiments);
   const best = found.slice(0, MOST_CANDIDATES);

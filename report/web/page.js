@@ -1,13 +1,20 @@
 // The report's own part of the page: contents that follow, light and dark, figures, tables.
 
-// Light and dark: a class, which the explorer's tables go by too. The page's head sets it as the system has it.
+// Light and dark: a class, which the explorer's tables go by too. The page's head sets it as chosen, or as the system has it.
 const classes = document.documentElement.classList;
 const isDark = () => classes.contains("dark");
 function setDark(dark) {
   classes.toggle("dark", dark);
   document.dispatchEvent(new Event("theme"));
 }
-$("#theme").addEventListener("click", () => setDark(!isDark()));
+$("#theme").addEventListener("click", () => {
+  setDark(!isDark());
+  const asSystem = isDark() === matchMedia("(prefers-color-scheme: dark)").matches;
+  try {
+    if (asSystem) localStorage.removeItem("theme");
+    else localStorage.setItem("theme", isDark() ? "dark" : "light");
+  } catch {} // as above
+});
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", ({ matches }) => setDark(matches));
 
 // Contents: the entry of what is being read is marked, and in sight.
@@ -104,7 +111,6 @@ async function enlarge(image) {
 const FEW_ROWS = 8;
 
 for (const box of all("article .scroll")) {
-  if (box.scrollWidth > box.clientWidth) box.tabIndex = 0; // so that arrow keys scroll it in every browser
   const table = $("table", box);
   const align = box.dataset.align.split(" ");
   for (const row of all("tr", table)) {
@@ -145,10 +151,37 @@ for (const box of all("article .scroll")) {
   if (plain && titles) {
     for (const [column, title] of [...titles.cells].entries()) sortable(table, title, column);
   }
+  const numbers = all("td.number", table).filter((cell) => /\d/.test(cell.textContent));
+  for (const cell of numbers) Object.assign(cell, { tabIndex: -1, title: "Where does this number come from?" });
+  if (numbers.length || box.scrollWidth > box.clientWidth) box.tabIndex = 0; // arrow keys move between numbers, or scroll
   table.addEventListener("click", (event) => {
-    const cell = event.target.closest("td.number");
-    if (cell && /\d/.test(cell.textContent) && getSelection().isCollapsed) lookUp(cell);
+    const cell = event.target.closest("td[title]");
+    if (cell && getSelection().isCollapsed) lookUp(cell);
   });
+  box.addEventListener("keydown", (event) => numbers.length && move(event, numbers));
+}
+
+/** Move from number to number of a table with the arrow keys; Enter looks one up. */
+function move(event, numbers) {
+  const at = event.target.closest("td");
+  const way = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] }[event.key];
+  if (at && event.key === "Enter") return lookUp(at);
+  if (!way) return;
+  event.preventDefault();
+  const place = (cell) => [cell.parentElement.rowIndex, cell.cellIndex];
+  const [row, column] = at ? place(at) : [0, 0];
+  const ahead = numbers.filter((cell) => {
+    const [down, right] = [place(cell)[0] - row, place(cell)[1] - column];
+    return !at || (way[0] ? down * way[0] > 0 && right === 0 : right * way[1] > 0 && down === 0);
+  });
+  const distance = (cell) => Math.abs(place(cell)[0] - row) + Math.abs(place(cell)[1] - column);
+  ahead.sort((one, other) => distance(one) - distance(other))[0]?.focus();
+}
+
+// Each figure and table that has a name has a link to itself, as headings have.
+for (const figure of all("article figure")) {
+  const anchor = figure.id || figure.closest("[id]:not(main)")?.id;
+  if (anchor) $("figcaption", figure)?.append(make("a", { class: "anchor", href: `#${anchor}`, "aria-label": "Link to this" }));
 }
 
 function sortable(table, title, column) {

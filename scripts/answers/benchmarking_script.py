@@ -142,7 +142,8 @@ def warmup(table: DataFrame) -> Answer:
     extra = at_once["first_step"] - at_once["step"]
     late = later[[different(step) for _, step in later.iterrows()]]
     asked_again = at_once["device_allocations"].dropna()
-    facts = Facts(late=len(late), runs=count(len(later), "run"), least=asked_again.min(), most=asked_again.max())
+    asked = " to ".join(dict.fromkeys(f"{end:.0f}" for end in least_and_most(asked_again) if end == end))
+    facts = Facts(late=len(late), runs=count(len(later), "run"), asked=asked)
     return Answer(
         asked="(c) Warm-up",
         verdict=say(
@@ -167,7 +168,7 @@ def warmup(table: DataFrame) -> Answer:
             ),
         ),
         reason=facts.say(
-            "The allocator asks the driver for memory {least:whole} to {most:whole} times in these steps, and "
+            "The allocator asks the driver for memory {asked} times in these steps, and "
             "{later:whole} times after a warm-up step.",
             tell(
                 bool(len(asked_again)),

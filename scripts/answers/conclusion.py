@@ -126,6 +126,7 @@ def helped(steps: DataFrame, work: Series | None, one: Facts) -> Answer:
     told = steps[steps["told"]] if len(steps) else steps
     begin, best = first(told), last(told.sort_values("tokens", kind="stable") if len(told) else told)
     alone = last(select(told, ranks=1)[1:] if len(told) else told)
+    alone = None if alone is None or begin is None or alone["title"] == begin["title"] else alone
     if begin is not None:
         steps = steps.assign(gain=(steps["tokens"] / begin["tokens"]).where(steps["told"]))
     caption = say(
@@ -217,6 +218,7 @@ def weak_scaling(found: DataFrame, wrappers: DataFrame) -> Answer:
 def advice(tables: Tables, steps: DataFrame, found: DataFrame, one: Facts) -> Answer:
     """The recommended way to train on this machine: on several devices, or else on its one GPU."""
     several = steps[steps["told"] & (steps["ranks"] > 1)].sort_values("tokens") if len(steps) else steps
+    several = select(several, precision="bf16") if len(several) else several
     best = last(several)
     fsdp = last(found[found["contender"].isin(OUR_FSDP)].sort_values("efficiency", kind="stable"))
     graph = f" {GRAPH}," if best is not None and best["compiled"] else ""

@@ -17,7 +17,7 @@ from scripts.views.units import GIB
 
 HANDOUT_LAYERS = SIZES["2.7B"].num_layers
 """Of the handout's model, which strategies are counted for where no model was measured."""
-METRICS = {"peak": ("peak_memory", "mean"), "saved": ("saved_for_backward", "mean"), "step": ("step", "median")}
+METRICS = {"peak": ("peak_memory", "mean"), "step": ("step", "median")}
 
 
 def answers(tables: Tables) -> Found:
@@ -28,13 +28,13 @@ def answers(tables: Tables) -> Found:
 
 
 def segments(table: DataFrame) -> DataFrame:
-    """One row per cell, plain attention first: METRICS in GiB and ms, and `closed`, the closed form's peak."""
+    """One row per cell, plain attention first: `peak`, GiB, `step`, ms, and `closed`, the closed form's peak."""
     keys = ["attention", "segment"]
     cells = table.drop_duplicates(keys)
     cells = cells.assign(order=cells["attention"] != "plain").sort_values(["order", "segment"])
     for name, (metric, column) in METRICS.items():
         cells = cells.join(select(table, metric=metric).set_index(keys)[column].rename(name).astype(float), on=keys)
-    cells[["peak", "saved"]] *= MIB / GIB
+    cells["peak"] *= MIB / GIB
     cells["closed"] = [peak(step_of(cell)).total / GIB for _, cell in cells.iterrows()]
     return cells
 
@@ -82,10 +82,11 @@ def measured(found: DataFrame) -> Answer:
         asked="(b) Best segment",
         verdict=say("Segments of {best:listing} need the least memory.", best=best)
         or say(
-            "Segments of {least[segment]} save least for backward ({least[attention]} attention); peaks are not "
-            "counted "
-            "here.",
-            least=first(select(found[found["segment"] > 0], attention=row["attention"]).sort_values("saved")),
+            "Peaks are counted on GPUs only; with segments of {row[segment]} a step takes {row[step] / "
+            "plain[step]:times} "
+            "the time.",
+            row=first(found[found["segment"] > 0]),
+            plain=first(select(found, segment=0)),
         ),
         more=say(
             *(neighbours(cases, which) for which in ("shorter", "longer")),

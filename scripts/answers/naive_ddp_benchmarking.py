@@ -45,14 +45,14 @@ def share(tables: Tables, table: DataFrame, rows: DataFrame) -> Answer:
         naive=naive,
         others=list(filter(None, others)),
         idle=naive["idle"] if naive["idle"] > IDLE else None,
-        microseconds=1e3 * naive["idle"],
+        microseconds=1e3 * naive["idle"] if naive["idle"] > IDLE else None,
         uncovered=naive["uncovered"] if naive["hidden"] == 0 else None,
     )
     takes = "A naive step takes {naive[median]:ms}; "
     return Answer(
         asked="Step time and share",
         verdict=facts.say(
-            takes + "communicating adds {naive[exposed]:ms} of them, {naive[exposed] / naive[median]:percent} "
+            takes + "communicating adds {naive[exposed]:ms} of it, {naive[exposed] / naive[median]:percent} "
             "({naive[cell]})."
         )
         or facts.say(
@@ -60,6 +60,7 @@ def share(tables: Tables, table: DataFrame, rows: DataFrame) -> Answer:
         )
         or facts.say(takes + "its share of communication cannot be told ({naive[cell]})."),
         more=facts.say(
+            "Without communication it takes {naive[baseline]:ms}.",
             "In the profiled step communication runs uncovered for {uncovered:ms}, {uncovered / "
             "naive[timeline_length]:percent} "
             "of it, and the device idles for another {idle:ms}.",

@@ -111,6 +111,7 @@ def answers(tables: Tables) -> Found:
         "learning": learning(table),
         "measured": len(rungs) > 0,
         "ends": found,
+        "picture": "ladder" if found else None,
         **(on_gpu if len(rungs) else {}),
     }
 
@@ -154,9 +155,8 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
             "the first rung that fits ({begin[title]}).",
             "It draws {watts:whole} W; the first steps, on a cooler GPU, take {best[first_steps]:ms}.",
         ),
-        evidence="ladder",
         reason=facts.say(
-            "Timed alone in the same job, the parts of a bf16 step take {parts[floor]:ms}: matmuls "
+            "Timed alone in the same job (@fig-ladder), the parts of a bf16 step take {parts[floor]:ms}: matmuls "
             "{parts[matmuls]:ms}, attention {parts[attention]:ms}, the update {parts[update]:ms}, and norms and the "
             "rest {parts[norms and elementwise]:ms}, which is their bytes at a copy's speed.",
             "Their sum is a yardstick and no lower bound: in the step the update runs under the backward pass, and the "

@@ -101,6 +101,7 @@ def what_fits(gpu: str, capacity: float) -> Answer:
 def how_well(found: DataFrame, gpu: str) -> Answer:
     """The errors over all measured steps."""
     table = DataFrame(by_experiment(found))
+    fit = judged(found[found["experiment"] != HELD_BACK], "time")["time_error"].abs()
     whole, fitted = first(table[table["experiment"] == "all"]) if len(table) else None, recorded_on(gpu)
     return Answer(
         asked="How exact the predictions are",
@@ -118,10 +119,11 @@ def how_well(found: DataFrame, gpu: str) -> Answer:
         ),
         more=say(
             "Half of the peaks are off by at most {peaks:percent}.",
-            "The fit meets its own {row[time cells]:whole} step times within {fit:percent}." if fitted else "",
+            "The fit meets its own {cells:whole} step times within {fit:percent}." if fitted else "",
             row=whole,
             peaks=None if whole is None else whole["memory median"] / 100,
-            fit=None if whole is None else whole["time most"] / 100,
+            cells=len(fit),
+            fit=fit.max(),
         ),
         reason=reason(found, gpu),
         details=[

@@ -1,25 +1,30 @@
-"""The training ladder from the first step to the fastest, with its parts alone as a line."""
+"""The training ladder from the first step to the fastest, and the parts of a step timed alone."""
 
 from matplotlib.axes import Axes
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from scripts.rendering.markup import significant
-from scripts.rendering.style import COLOURS, HATCHES, NotDrawn, legend, save, subplots
-from scripts.views.data import load_at_one_setting
-from scripts.views.training_ladder import ends, rung_table
+from scripts.rendering.style import COLOURS, HATCHES, NotDrawn, legend, look, save, subplots
+from scripts.views.data import load_at_one_setting, one
+from scripts.views.training_ladder import PARTS, SHAPE, ends, floor_table, rung_table
 
+COLOUR = [2, 1, 4, 3]
+"""The part's place among the colours."""
 ROOM = 1.35
 """The axis ends at this many times the second step: the first would hide the others."""
 
 
 def draw(table: str, output: str) -> None:
     """A panel for the smallest model, and one for the largest."""
-    found = ends(rung_table(load_at_one_setting("training_ladder", table)))
+    data = load_at_one_setting("training_ladder", table)
+    found = ends(rung_table(data))
     if not found:
         raise NotDrawn("not measured")
-    figure, panels = subplots(len(found), height=2.8, sharey=False)
+    figure, panels = subplots(len(found), height=3.3, sharey=False)
     for axes, ladder in zip(panels, found, strict=True):
         draw_ladder(axes, ladder)
+        draw_parts(axes, one(floor_table(data), **dict(ladder.iloc[0][SHAPE])), len(ladder))
+        axes.invert_yaxis()
     legend(panels, ncols=3)
     save(figure, output)
 
@@ -47,13 +52,21 @@ def draw_ladder(axes: Axes, ladder: DataFrame) -> None:
             axes.annotate(
                 "→", (end, place), (-3, 0), textcoords="offset points", ha="right", va="center", color="white"
             )
-    floor = ladder["floor"].iloc[0]
-    if floor == floor:
-        axes.axvline(floor, linestyle="--", color="black", linewidth=1.0, label="its parts alone")
     first = ladder.iloc[0]
     names = [f"{title}: {significant(step)}" for title, step in zip(ladder["title"], steps, strict=True)]
     axes.set_yticks(places, names, fontsize="x-small")
-    axes.invert_yaxis()
     axes.set_xlim(0, end)
     axes.set(title=f"{first['label']}, {first['batch_size']} × {first['context']} tokens", xlabel="step / ms")
     axes.grid(axis="y", visible=False)
+
+
+def draw_parts(axes: Axes, floor: Series | None, place: int) -> None:
+    """A stacked bar of the parts of a step, if all were timed."""
+    if floor is None or floor["floor"] != floor["floor"]:
+        return
+    left = 0.0
+    for number, name in enumerate(PARTS):
+        axes.barh(place, floor[name], 0.7, left, **look(name, COLOUR[number], HATCHES[number]))
+        left += floor[name]
+    ticks = [*axes.get_yticklabels(), f"its parts, timed alone: {significant(left)}"]
+    axes.set_yticks(range(place + 1), ticks, fontsize="x-small")

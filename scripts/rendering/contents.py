@@ -64,8 +64,8 @@ class Figure(BaseModel, extra="forbid", strict=True, frozen=True):
 class Contents(BaseModel, extra="forbid", strict=True, frozen=True):
     """Everything the report contains, in order."""
 
-    parts: dict[str, list[str]]
-    """The names of the sections, by the title of their part."""
+    parts: dict[str, dict[str, str]]
+    """The titles of the sections by their names, by the title of their part."""
     figures: dict[str, Figure]
     """By name."""
 
@@ -96,30 +96,31 @@ def _check_files(contents: Contents, templates: Path) -> None:
     for name, figure in contents.figures.items():
         if name in EXPERIMENTS:
             raise ValueError(f"a figure is named {name!r}; allowed: any name but an experiment's, as both name targets")
-        _check_name(f"figures.{name}.script", figure.script, _stems("scripts.figures"))
+        check_name(f"figures.{name}.script", figure.script, _stems("scripts.figures"))
         given = [key for key in SOURCES if getattr(figure, key)]
         if len(given) != 1:
             found = " and ".join(given) or "no source"
             raise ValueError(f"figures.{name} has {found}; allowed: one of {', '.join(SOURCES)}")
         if figure.table:
-            _check_name(f"figures.{name}.table", figure.table, EXPERIMENTS)
+            check_name(f"figures.{name}.table", figure.table, EXPERIMENTS)
         elif figure.trace:
-            _check_name(f"figures.{name}.trace", figure.trace, TRACES)
+            check_name(f"figures.{name}.trace", figure.trace, TRACES)
         if figure.second_table:
             if not figure.table:
                 raise ValueError(f"figures.{name} has second_table without table; allowed: both, or a table alone")
-            _check_name(f"figures.{name}.second_table", figure.second_table, EXPERIMENTS)
+            check_name(f"figures.{name}.second_table", figure.second_table, EXPERIMENTS)
     for name in contents.sections:
-        _check_name("a section", name, _stems("scripts.answers"))
+        check_name("a section", name, _stems("scripts.answers"))
         if not (templates / f"{name}.typ.j2").is_file():
             raise ValueError(f"a section is {name!r}, but there is no {templates / name}.typ.j2")
         if contents.sections.count(name) > 1:
             raise ValueError(f"the section {name!r} is listed twice")
 
 
-def _check_name(what: str, name: str, allowed: Iterable[str]) -> None:
-    if name not in allowed:
-        raise ValueError(f"{what} is {name!r}; allowed: {', '.join(sorted(allowed))}")
+def check_name(what: str, name: str, allowed: Iterable[str]) -> None:
+    """Raise a ValueError that names what is allowed unless the name is."""
+    if name not in (known := set(allowed)):
+        raise ValueError(f"{what} is {name!r}; allowed: {', '.join(sorted(known))}")
 
 
 def _stems(package: str) -> list[str]:

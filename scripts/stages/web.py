@@ -4,6 +4,7 @@ import base64
 import gzip
 import json
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distribution
@@ -19,6 +20,8 @@ from scripts.stages.typeset import compiled
 from scripts.tools.log import log_to
 
 FOLDER = Path("report/web")
+PROJECT = Path("pyproject.toml")
+"""Names the addresses to which the page links."""
 THEME = "/report/web/theme.typ"
 """The theme that the source imports in place of report/theme.typ."""
 
@@ -57,10 +60,13 @@ def with_anchors(body: str) -> tuple[Markup, list[Heading]]:
     def anchored(found: re.Match[str]) -> str:
         tag, attributes, content = found.groups()
         known = re.search(r'id="([^"]*)"', attributes)
-        words = re.findall(r"\w+", re.sub(r"^[\d.]+ |<.*?>", "", content).lower())
+        title, _, problem = content.partition("<small>")
+        words = re.findall(r"\w+", re.sub(r"<.*?>", "", problem) or re.sub(r"^[\d.]+ |<.*?>", "", title).lower())
         anchor = known[1] if known else "sec-" + "-".join(words)
-        headings.append(Heading(int(tag) - 1, anchor, Markup(re.sub("</?a.*?>", "", content).replace("_", "_<wbr>"))))
-        return found[0] if known else f'<h{tag}{attributes} id="{anchor}">{content}</h{tag}>'
+        headings.append(Heading(int(tag) - 1, anchor, Markup(re.sub("</?a.*?>", "", title).strip())))
+        link = f'<a class="anchor" href="#{anchor}" aria-label="Link to this section"></a>'
+        named = attributes if known else f'{attributes} id="{anchor}"'
+        return f"<h{tag}{named}>{content} {link}</h{tag}>"
 
     return Markup(re.sub(r"<h([23])([^>]*)>(.*?)</h\1>", anchored, body, flags=re.DOTALL)), headings
 
@@ -100,6 +106,7 @@ def page(source: Path, figures: Mapping[str, str], rows: str, charts: str) -> st
         title=title,
         headings=headings,
         content=content,
+        links={"PDF": "writeup.pdf", **tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["urls"]},
         styles=[style, *(Markup(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.css")))],
         scripts=[Markup(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.js"))],
         data={

@@ -12,10 +12,12 @@ from cs336_systems.plan import Plan, read_plan
 from scripts.rendering.answer import answers_of
 from scripts.rendering.contents import Contents, read_contents
 from scripts.rendering.markup import FILTERS, Typst, escape, finalize, string
+from scripts.rendering.notes import FOLDER, read_notes
 from scripts.tools.log import log_to
 from scripts.views.coverage import with_reasons
 from scripts.views.data import at_one_setting, load, load_recorded
 from scripts.views.headlines import Reference, compare
+from scripts.views.story import story
 from scripts.views.summary import summarize
 
 
@@ -58,10 +60,12 @@ def compute(
     coverage: pandas.DataFrame,
     checks: pandas.DataFrame,
     recorded: Mapping[str, pandas.DataFrame] | None = None,
+    folder: Path = FOLDER,
 ) -> dict[str, Any]:
-    """Everything in the templates that depends on the tables: `summary`, `sections`, `tiles` and `reference`.
+    """Everything in the templates that depends on the tables: `summary`, `story`, `sections`, `tiles` and `reference`.
 
-    `experiments` names those whose tables each section consults.
+    `picture` is the figure on the first page; `notes` are the author's own words, from a folder; `experiments` names
+    those whose tables each section consults.
     """
     shown = with_reasons(plan, {name: at_one_setting(name, table) for name, table in tables.items()})
     summary = summarize(tables, plan, coverage, checks)
@@ -75,6 +79,9 @@ def compute(
     return {
         "summary": summary,
         "sections": sections,
+        "story": story(shown, sections),
+        "notes": read_notes(contents.sections, tables, folder),
+        "picture": sections.get("training_ladder", {}).get("picture"),
         "experiments": experiments,
         "tiles": tiles,
         "reference": reference,

@@ -13,7 +13,7 @@ PATTERNS = (
     "pyproject.toml", ".gitignore", ".pre-commit-config.yaml", ".ci/run", ".github/*.yml",
     "cs336_systems/*.py", "cs336_systems/py.typed", "cs336_systems/*.json",
     "cs336_systems/revisions.yaml",
-    "mkdocs.yml", "docs/*.md", "docs/*.png", "docs/*.svg", "docs/*.dot",
+    "mkdocs.yml", "notes/*.md", "docs/*.md", "docs/*.png", "docs/*.svg", "docs/*.dot",
     "examples/*.py", "examples/*.yaml",
     "profiles/*/config.yaml", "profiles/*/nodes.yaml",
     "recorded/*/constraints.txt", "recorded/*/raw/*/*.csv", "recorded/*/raw/*/*.csv.sha256",

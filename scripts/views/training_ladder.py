@@ -197,8 +197,8 @@ def wrapped_table(table: DataFrame) -> DataFrame:
     """One row per wrapper of each cell of several processes, the step without communication among them.
 
     Columns: SHAPE, `processes`; `rung`, `title`; the medians of `step`, ms, `device_busy`, ms, and `peak_memory`, MiB;
-    STATISTICS of the step; `host_bound`; `graph`, whether a CUDA graph is replayed; `over`, the step over the one
-    without communication, NaN unless both are replayed, or neither; `tokens` of all processes, per second.
+    STATISTICS of the step; `host_bound`; `graph`, whether a CUDA graph is replayed; `over`, of a wrapper the step over
+    the one without communication, NaN unless both are replayed, or neither; `tokens` of all processes, per second.
     """
     cell = [*SHAPE, "processes"]
     keys = [*cell, "rung"]
@@ -209,7 +209,8 @@ def wrapped_table(table: DataFrame) -> DataFrame:
     ways["host_bound"] = host_bound(ways["step"], ways["device_busy"])
     ways["graph"] = [RUNGS[name].graph for name in ways["rung"]]
     ways["title"] = [RUNGS[name].title if RUNGS[name].wrapper else "no communication" for name in ways["rung"]]
-    ways["over"] = (ways["step"] / ways["baseline"]).where(ways["graph"] == TOP.graph)
+    alike = (ways["graph"] == TOP.graph) & (ways["rung"] != TOP.name)
+    ways["over"] = (ways["step"] / ways["baseline"]).where(alike)
     ways["tokens"] = 1e3 * ways["processes"] * ways["batch_size"] * ways["context"] / ways["step"]
     return ways.sort_values("rung", key=lambda names: names.map(list(RUNGS).index), kind="stable")
 

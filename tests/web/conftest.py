@@ -70,7 +70,7 @@ def source(plan, steps, builds):
 #lorem(400) @fig-lines, @tab-steps and $x / 2$.
 $T = 2 (N - 1) / N dot 2 B D / W = 4 (N - 1) B D / (N W) = 4 (N - 1) B D / (N W) <= 12 B D F / (N C)$
 = Second
-#section("end_to_end", "end_to_end")
+#section("end_to_end", [How long?], "end_to_end")
 #tabulated([Steps.])[
 {table}
 ] <tab-steps>
@@ -145,6 +145,13 @@ class Browser:
 
     def click(self, selector, index=0):
         self.run("document.querySelectorAll(arguments[0])[arguments[1]].click()", selector, index)
+
+    def press(self, key):
+        code = key if key == "Enter" else f"Arrow{key}"
+        script = (
+            "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: arguments[0], bubbles: true}))"
+        )
+        self.run(script, code)
 
     def text(self, selector):
         return self.run("return document.querySelector(arguments[0]).textContent", selector)

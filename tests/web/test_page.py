@@ -26,10 +26,10 @@ def count(browser):
 def test_the_contents_follow_what_is_read(page, browser):
     browser.open(page)
     current = "return document.querySelector('#contents a[aria-current]').textContent"
-    assert browser.texts("#contents a") == ["1 First", "2 Second", "2.1 end_to_end", "Explorer"]
+    assert browser.texts("#contents a") == ["1 First", "2 Second", "2.1 How long?", "Explorer"]
     assert browser.run(current) == "1 First"
     browser.run("document.querySelector('#tab-steps').scrollIntoView()")
-    browser.wait(f"{current} === '2.1 end_to_end'")
+    browser.wait(f"{current} === '2.1 How long?'")
     browser.click("#contents a", 3)
     browser.wait(f"{current} === 'Explorer'")
     assert browser.run("return location.hash") == "#explorer"
@@ -88,6 +88,35 @@ def test_a_number_leads_only_to_rows_of_its_unit_and_metric(page, browser):
         set(),
         {"step"},
     ]  # in ms what was recorded in s; a hundred of it; a build is no step
+
+
+def test_arrow_keys_reach_the_numbers_and_enter_looks_one_up(page, browser):
+    browser.open(page)
+    browser.run("document.querySelector('#tab-alike .scroll').focus()")
+    focused = []
+    for key in ("Down", "Right", "Down", "Left", "Up"):
+        browser.press(key)
+        focused.append(browser.run("return document.activeElement.textContent"))
+    first, second = browser.texts("#tab-alike td.number")[:2], browser.texts("#tab-alike td.number")[2:]
+    assert focused == [first[0], first[1], second[1], second[0], first[0]]
+    browser.press("Enter")
+    browser.wait("return document.querySelector('#detail[open] h3')")
+
+
+def test_headings_figures_and_tables_have_links_to_themselves(page, browser):
+    browser.open(page)
+    links = browser.run("return [...document.querySelectorAll('article .anchor')].map((each) => each.hash)")
+    assert links == [
+        "#sec-first",
+        "#fig-wide",
+        "#tab-alike",
+        "#fig-lines",
+        "#sec-second",
+        "#sec-end_to_end",
+        "#tab-steps",
+    ]
+    assert all(browser.run("return document.querySelector(arguments[0]) !== null", link) for link in links)
+    assert browser.texts("#bar .jump a")[0] == "PDF"
 
 
 def test_what_only_the_page_shows_is_numbered_apart(page, browser):
@@ -149,10 +178,18 @@ def test_back_leads_from_the_rows_of_a_section_to_the_section(page, browser):
     browser.wait("return document.querySelector('#explorer .chart svg')")
     browser.driver.back()
     browser.wait("return Math.abs(scrollY - arguments[0]) < 2", before)
+    browser.open(page)
+    browser.to_explorer()
+    was = browser.run("return document.querySelector('#explorer [name=y]').value")
+    browser.choose("y", "std")
+    browser.choose("y", "mean")
+    browser.driver.back()
+    browser.wait("return document.querySelector('#explorer [name=y]').value === 'std'")
+    assert was == "median"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_is_light_or_dark_as_the_system_is_until_it_is_told(page, browser, scheme):
+def test_it_is_light_or_dark_as_the_system_is_until_a_choice_is_made(page, browser, scheme):
     background = "return getComputedStyle(document.body).backgroundColor"
     picture = "return document.querySelector('img[data-figure]').src"
     browser.open(page, scheme=scheme)
@@ -161,6 +198,9 @@ def test_it_is_light_or_dark_as_the_system_is_until_it_is_told(page, browser, sc
     browser.click("#theme")
     assert browser.run(background) != before
     browser.wait(f"{picture} !== arguments[0]", drawn)
+    changed = browser.run(background)
+    browser.open(page, scheme=scheme)
+    assert browser.run(background) == changed
     browser.click("#theme")
     assert browser.run(background) == before
 
@@ -200,8 +240,11 @@ def test_a_second_machine_is_compared_with_the_first(tmp_path, charts, browser):
     browser.choose("colour", "machine")
     chart = "return document.querySelector('#explorer .chart svg')?.textContent"
     browser.wait(f"{chart}.includes('nvidia-a10nvidia-h200')")
-    browser.run(CONDITION, "machine", "nvidia-h200")
-    browser.wait(f"{chart}.includes('nvidia-h200') && !{chart.removeprefix('return ')}.includes('nvidia-a10')")
+    browser.choose("base", "nvidia-h200")
+    browser.wait(f"{chart}.includes('step, median / nvidia-h200')")
+    browser.choose("machine", "nvidia-h200")
+    browser.wait(f"{chart} && !{chart.removeprefix('return ')}.includes('nvidia-a10')")
+    assert browser.run("return document.querySelector('#explorer [name=machine]').value") == "nvidia-h200"
     browser.click("#explorer .rows tbody tr")
     assert "NVIDIA H200" in browser.wait("return document.querySelector('#detail[open] .content')?.textContent")
     browser.click("#detail form button")

@@ -55,7 +55,9 @@ def copy_project(folder: Path, grids: dict = GRIDS, sections: Collection[str] = 
 def shorten_report(folder: Path, sections: Collection[str]) -> None:
     """Leave of the report's contents some sections, and the figures that they show."""
     contents = yaml.safe_load((folder / "report/contents.yaml").read_text())
-    parts = {title: [name for name in names if name in sections] for title, names in contents["parts"].items()}
+    parts = {
+        part: {name: names[name] for name in names if name in sections} for part, names in contents["parts"].items()
+    }
     modules = (folder / "scripts/answers").rglob("*.py")
     shown = "".join(path.read_text() for path in modules if {path.stem, path.parent.name} & set(sections))
     figures = {name: figure for name, figure in contents["figures"].items() if f'"{name}"' in shown}

@@ -1,0 +1,106 @@
+"""A reader's own words: notes/SECTION.md, a subset of Markdown with numbers by name, as Typst markup.
+
+Paragraphs, lists (`- `), **bold**, *italic*, `code`, [links](https://...) and numbers: {EXPERIMENT METRIC KEY=VALUE}
+must name one measured row. The rules list the files before anything runs: no pandas here.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.record.rows import parameters
+from scripts.rendering.contents import check_name
+from scripts.rendering.markup import Typst, escape, significant, string, with_unit
+
+FOLDER = Path("notes")
+STATISTICS = ("median", "mean", "std", "p20", "p80")
+"""After a metric and a dot; the first one if there is none."""
+SPAN = re.compile(
+    r"\*\*(?P<strong>.+?)\*\*|\*(?P<emph>.+?)\*|`(?P<code>[^`]+)`|\[(?P<text>[^\]]+)\]\((?P<url>https?://[^)\s]+)\)"
+    r"|\{(?P<number>[^{}]*)\}"
+)
+
+
+def note_files(sections: Collection[str], folder: Path = FOLDER) -> list[str]:
+    """The paths of all notes.
+
+    Raises:
+        ValueError: one is named after no section, in one sentence.
+    """
+    for path in (found := sorted(folder.glob("*"))):
+        if path.suffix != ".md" or path.stem not in sections:
+            raise ValueError(f"{path} belongs to no section; allowed: SECTION.md, of {', '.join(sections)}")
+    return list(map(str, found))
+
+
+def read_notes(sections: Collection[str], tables: Mapping[str, Any], folder: Path = FOLDER) -> dict[str, Typst]:
+    """The notes as markup, by their section, with numbers from the tables.
+
+    Raises:
+        ValueError: a number that names no row, or several, in one sentence.
+    """
+    notes = {}
+    for path in map(Path, note_files(sections, folder)):
+        try:
+            notes[path.stem] = note(path.read_text(encoding="utf-8"), lambda name: number(name, tables))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+    return notes
+
+
+def note(text: str, number: Callable[[str], Typst]) -> Typst:
+    """Markdown as markup; `number` looks up what is in braces."""
+    return Typst("\n\n".join(blocks(text, number)))
+
+
+def blocks(text: str, number: Callable[[str], Typst]) -> Iterator[str]:
+    """Each paragraph, or item of a list."""
+    for paragraph in re.split(r"\n\s*\n|\n(?=- )", text.strip()):
+        item = paragraph.startswith("- ")
+        words = inline(" ".join(paragraph.removeprefix("- ").split()), number)
+        yield f"#list.item[{words}]" if item else words
+
+
+def inline(text: str, number: Callable[[str], Typst]) -> str:
+    """A line, of which everything but the marks of SPAN is literal."""
+    parts, end = [], 0
+    for found in SPAN.finditer(text):
+        parts += [literal(text[end : found.start()]), marked(found, number)]
+        end = found.end()
+    return "".join([*parts, literal(text[end:])])
+
+
+def literal(text: str) -> str:
+    """Text that cannot act as markup."""
+    return escape(text) if text else ""
+
+
+def marked(found: re.Match[str], number: Callable[[str], Typst]) -> str:
+    """One mark of SPAN."""
+    kind = str(found.lastgroup)
+    if kind == "url":
+        return f"#link({string(found['url'])})[{inline(found['text'], number)}]"
+    if kind in ("strong", "emph"):
+        return f"#{kind}[{inline(found[kind], number)}]"
+    return f"#raw({string(found['code'])})" if kind == "code" else number(found["number"])
+
+
+def number(name: str, tables: Mapping[str, Any]) -> Typst:
+    """The number that a name stands for, with its unit: the median, unless another statistic follows the metric."""
+    experiment, metric, *wanted = [*name.split(), "", ""]
+    metric, _, statistic = metric.partition(".")
+    check_name(f"the experiment of {{{name}}}", experiment, tables)
+    check_name(f"the statistic of {{{name}}}", statistic or STATISTICS[0], STATISTICS)
+    rows = tables[experiment].dropna(subset=statistic or STATISTICS[0])
+    for key, value in [("metric", metric), *(pair.split("=", 1) for pair in wanted if "=" in pair)]:
+        check_name(f"a key of {{{name}}}", key, rows)
+        check_name(f"{key} of {{{name}}}", value, (values := rows[key].map(str)))
+        rows = rows[values == value]
+    if len(rows) > 1:
+        kind = EXPERIMENTS[experiment]
+        apart = [key for key in (*parameters(kind), *kind.details) if rows[key].nunique() > 1]
+        raise ValueError(f"{{{name}}} names {len(rows)} rows; allowed: one, told apart by {', '.join(apart)}")
+    row = rows.iloc[0]
+    return with_unit(row[statistic or STATISTICS[0]], row["unit"]) if row["unit"] else significant(row[statistic])

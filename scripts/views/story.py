@@ -1,0 +1,83 @@
+"""The story that the first page tells: the machine, what limits a step on it, what helped, and what to do."""
+
+from collections.abc import Mapping
+
+import pandas
+from pandas import DataFrame
+
+from cs336_systems.measure.gpus import gpu_of
+from scripts.rendering.answer import NOTHING, Answer, Found, Tables, least_and_most, say
+from scripts.rendering.markup import Typst
+from scripts.views.data import measured_gpu, reference_context, select
+from scripts.views.steps import steady, step_table, utilization
+from scripts.views.units import GB
+
+HELPED = [("training_ladder", "fastest"), ("training_ladder", "advice"), ("conclusion", "helped")]
+"""The answers that say what helped, by section and name."""
+
+
+def story(tables: Tables, sections: Mapping[str, Found]) -> dict[str, Typst]:
+    """Paragraphs of the first page by their titles; one of which nothing is known is left out."""
+    helped = [sections.get(section, {}).get(name) for section, name in HELPED]
+    told = {
+        "The machine.": machine(tables),
+        "What limits a step.": limits(tables["end_to_end"]),
+        "What helped.": say(*map(whole, helped)),
+        "What to do.": whole(sections.get("conclusion", {}).get("advice")),
+    }
+    return {title: words for title, words in told.items() if words}
+
+
+def whole(answer: Answer | None) -> Typst:
+    """An answer in its own words, if there is one."""
+    return say(Typst(answer.verdict), Typst(answer.more)) if answer and answer.verdict else NOTHING
+
+
+def machine(tables: Tables) -> Typst:
+    """The GPUs, their memory and links, and the versions."""
+    rows = pandas.concat([table[table["gpu"] == measured_gpu(tables)] for table in tables.values()])
+    if not len(rows):
+        return NOTHING
+    row, gpu = rows.sort_values("utc").iloc[-1], gpu_of(rows["gpu"].iloc[0])
+    counts = [str(count) for count in sorted({int(count) for count in rows["gpu_count"] if count})]
+    return say(
+        "{counts:listing} {gpu} with {memory:GB} each, {cpu}." if row["gpu"] else "{cpu}, no GPU.",
+        "By the data sheet a GPU computes {sheet.bf16 / tera:TFLOP/s} in bf16 and {sheet.fp32 / tera:TFLOP/s} in fp32, "
+        "and moves {sheet.bandwidth / tera:TB/s} to and from its memory.",
+        "Its link carries {sheet.link / giga:GB/s} each way.",
+        "Driver {row[driver]}, CUDA {row[cuda]}, PyTorch {row[torch]}, Triton {row[triton]}.",
+        counts=counts,
+        gpu=row["gpu"],
+        cpu=row["cpu"],
+        memory=row["gpu_memory"] / GB if row["gpu_memory"] else None,
+        row=row,
+        sheet=gpu,
+        tera=1e12,
+        giga=1e9,
+    )
+
+
+def limits(end_to_end: DataFrame) -> Typst:
+    """How busy eager training steps keep the device, by precision, and what that leaves to gain."""
+    steps = select(steady(step_table(end_to_end)), compiled=False, attention="plain", mode="train_step")
+    steps = select(steps, context=reference_context(steps)).dropna(subset="busy")
+    if not len(steps):
+        return NOTHING
+    steps["utilization"] = [utilization(step, "train_step", step["step"]) for _, step in steps.iterrows()]
+    sizes, context = list(dict.fromkeys(steps["label"])), int(steps["context"].iloc[0])
+    who = say("eager training steps ({sizes:listing}, context {context}) keep the device", sizes=sizes, context=context)
+    sentences = []
+    for precision, rows in steps.groupby("precision", sort=False):
+        late = rows["host_bound"].mean() > 0.5
+        sentences += [
+            say(
+                "In {precision} {who} busy for {busy:span percent} of the time, at {reached:span percent} of its peak"
+                + (": they wait for the host, which launches kernels one by one." if late else "."),
+                precision=precision,
+                who=who,
+                busy=least_and_most(rows["busy"]),
+                reached=least_and_most(rows["utilization"]),
+            )
+        ]
+        who = say("they keep it")
+    return say(*sentences)

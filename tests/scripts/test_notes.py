@@ -1,0 +1,67 @@
+"""A reader's own words in the report: Markdown that cannot act as Typst, and numbers that name one row."""
+
+import re
+
+import pytest
+import typst
+
+from scripts.rendering.notes import note, note_files, number, read_notes
+from tests.samples import ROOT
+from tests.support.faults import recorded
+
+SECTIONS = ["flash_forward", "conclusion"]
+CELL = "training_ladder step part=steps size=2.7B batch_size=4 context=1024"
+MARKDOWN = """\
+Our *first* kernel **spilled**: see [the paper](https://arxiv.org/abs/2307.08691), `tl.dot`, and
+#panic("no") $x$ @tab <a> \\ {a b}.
+
+- one
+- two
+"""
+
+
+def test_markdown_is_marked_and_all_else_is_literal():
+    found = note(MARKDOWN, lambda name: f"({name})")
+    page = typst.compile(f"#let target() = 1\n{found}".encode(), root=str(ROOT), format="svg").decode()
+    assert "<svg" in page
+    assert '#emph[#"first";]' in found
+    assert '#strong[#"spilled";]' in found
+    assert '#link("https://arxiv.org/abs/2307.08691")[#"the paper";]' in found
+    assert '#raw("tl.dot")' in found
+    assert "(a b)" in found
+    assert [item[1] for item in re.finditer(r'#list\.item\[#"(\w+)";\]', found)] == ["one", "two"]
+
+
+def test_a_number_is_the_tables():
+    assert number(f"{CELL} rung=overlap", recorded()) == "158\u202fms"
+    assert number(f"{CELL.replace('step', 'step.p80', 1)} rung=overlap", recorded()) == "166\u202fms"
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("ladder step", "the experiment of {ladder step} is 'ladder'; allowed: accumulation, "),
+        ("", "the experiment of {} is ''; allowed: accumulation, "),
+        ("flash speed", "metric of {flash speed} is 'speed'; allowed: "),
+        ("flash forward.best", "the statistic of {flash forward.best} is 'best'; allowed: mean, median, "),
+        ("flash forward colour=red", "a key of {flash forward colour=red} is 'colour'; allowed: "),
+        (f"{CELL} rung=sled", "rung of {training_ladder step .* rung=sled} is 'sled'; allowed: .*overlap"),
+        (CELL, "names 1[0-9] rows; allowed: one, told apart by .*rung"),
+    ],
+)
+def test_a_number_without_its_row_is_refused(name, sentence, tmp_path):
+    (tmp_path / "conclusion.md").write_text(f"It takes {{{name}}}.")
+    with pytest.raises(ValueError, match=re.sub(r"[{}()]", lambda sign: f"\\{sign[0]}", sentence)) as error:
+        read_notes(SECTIONS, recorded(), tmp_path)
+    assert str(error.value).startswith(f"{tmp_path / 'conclusion.md'}: ")
+
+
+@pytest.mark.parametrize("name", ["pie.md", "conclusion.txt"])
+def test_a_note_on_no_section_is_refused(name, tmp_path):
+    (tmp_path / name).write_text("Words.")
+    with pytest.raises(ValueError, match=f"{name} belongs to no section; allowed: SECTION.md, of flash_forward, "):
+        note_files(SECTIONS, tmp_path)
+
+
+def test_no_folder_is_no_notes(tmp_path):
+    assert not read_notes(SECTIONS, {}, tmp_path / "notes")
