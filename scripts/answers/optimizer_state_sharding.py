@@ -46,7 +46,7 @@ def answers(tables: Tables) -> Found:
             ranks="" if fullest is None else ranks_of(fullest),
             excess=theirs,
         ),
-        evidence=Captioned(
+        details=Captioned(
             crossed(rows.assign(ranks=[ranks_of(row) for _, row in rows.iterrows()]), "title", "ranks", STATE), caption
         ),
         reason=say(

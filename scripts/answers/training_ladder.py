@@ -170,7 +170,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
             grid(shown, RUNG, text_columns=3),
             "Every rung of every cell: medians; parts: the components of a bf16 step timed alone; MFU: FLOPs of "
             "matmuls without the embedding and of causal attention over the dense bf16 peak, in fp32 too; J: energy of "
-            "a step, counted over 0.7 s of further steps.",
+            "a step.",
             long=True,
         ),
         missing=missing,

@@ -31,7 +31,6 @@ VERSIONS = {
     "triton": "Triton",
     "flash_attn": "FlashAttention-4 (flash-attn-4)",
     "python": "Python",
-    "git_commit": "commit",
     "seed": "seed",
 }
 WORDS = {
@@ -43,7 +42,7 @@ WORDS = {
 }
 """The words for cells by their outcome."""
 SHORT_COMMIT = 7
-"""Characters of a commit on the title page."""
+"""Characters of a commit that are printed."""
 
 
 def summarize(
@@ -118,8 +117,6 @@ def versions_table(rows: DataFrame) -> Table:
     body = []
     for column, title in VERSIONS.items():
         values = sorted({str(value) for value in rows[column]} - {""})
-        if column == "git_commit":
-            values = [commit[:SHORT_COMMIT] for commit in values]
         body.append([title, ", ".join(values)])
     return Table(["what", "value"], [line for line in body if line[1]], text_columns=2)
 

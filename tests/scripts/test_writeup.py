@@ -185,7 +185,8 @@ def test_a_report_of_nothing_says_so(nothing):
 
 
 def test_the_machine_is_named_and_doubts_are_told(h200, cpu):
-    assert h200.says("Measured on this machine: NVIDIA H200, 2026-01-02, commit 0123abc.")
+    assert h200.says("Measured on this machine: NVIDIA H200, 2026-01-02.")
+    assert h200.says("Measured at commit 0123abc.")
     assert h200.says("uncommitted changes")
     assert not cpu.says("uncommitted changes")
     assert cpu.says("The smoke scale")
@@ -212,7 +213,7 @@ def test_rows_of_other_code_and_of_several_commits_are_told(cpu):
     assert {changed for name, changed in reproduced if name != "flash"} == {"false"}
     # In the order of measurement.
     assert '#"2026-01-02"; to #"2026-01-04";' in text
-    assert 'commits #"0123abc";, #"unknown"; and #"9876543"; (see @versions)' in text
+    assert 'commits #"0123abc";, #"unknown"; and #"9876543";, in this order' in text
 
 
 def test_the_same_tables_give_the_same_bytes(cpu, tmp_path):

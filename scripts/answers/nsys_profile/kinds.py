@@ -80,7 +80,7 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
         asked=ASKED["longest"].replace("kernel", unit),
         verdict=facts.say("A matmul takes the most time in the forward pass at {hits:listing}."),
         more=facts.say(quoted_kernel(close), "With the backward pass it is the same one in {same} of {cells}."),
-        evidence=Captioned(
+        details=Captioned(
             grid(rows, {"": {"size": "{label}", "precision": "{precision}"}} | columns, text_columns=3),
             f"The {unit} that takes the most time: its calls in a step and its share of all {unit}s' time. Of matmuls, "
             "kind, layout of the operands and tile.",
