@@ -144,7 +144,8 @@ def speed_answer(pairs: DataFrame, here: DataFrame, profile: DataFrame, *, on_gp
                 "The gain grows with the model.",
                 "The gain does not grow steadily with the model.",
             ),
-            "By the host's clock both gain as much only where launches keep up: {best[gain]:times} for {best[label]} "
+            "By the host's clock the gain is as large only where launches keep up: {best[gain]:times} for "
+            "{best[label]} "
             "at context {best[context]}. {bound} of {cells} are host-bound.",
             bound=int(pairs["host_bound"].sum()),
         ),

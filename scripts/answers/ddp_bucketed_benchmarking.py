@@ -39,7 +39,7 @@ def best_of(sizes: DataFrame) -> Series:
 
 
 def in_between(sizes: DataFrame) -> bool | None:
-    """Whether a size in between is faster than the smallest and the largest; None if that cannot be told.
+    """Whether a size in between is faster than the smallest and the largest; None if that cannot be decided.
 
     Of sizes that make equally many calls, only the first counts: they are the same program.
     """

@@ -69,7 +69,7 @@ def times(cells: DataFrame, gpu: str) -> Answer:
             "{best[megabytes]} MB), {best[bus_bandwidth] / link:percent} of the {link:GB/s} that the link carries each "
             "way.",
             "Gloo moves the data through the host's memory and NCCL from GPU to GPU." if len(both) else "",
-            "Between {alone:listing} processes NCCL was not measured: it needs a GPU for each.",
+            "Between {alone:listing} processes NCCL was not measured: it needs a GPU for each process.",
             "In {wide} of {cells} the percentiles are more than {limit:percent} of the median apart.",
             wide=int(wide.sum()) or None,
             cells=count(len(cells), "cell"),

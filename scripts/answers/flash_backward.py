@@ -30,7 +30,7 @@ def answers(tables: Tables) -> Found:
                 cells=count(len(told), "device-bound cell"),
             )
             or say(
-                "Whether kernels or compiled PyTorch are faster cannot be told: all cells are host-bound."
+                "Whether kernels or compiled PyTorch are faster is not decided: all cells are host-bound."
                 if len(pairs)
                 else ""
             ),

@@ -111,7 +111,7 @@ def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> Answer
         ),
         more=facts.say(
             "Measured with _{own[title]}_, {own[cell]}.",
-            "It cannot be told with {cells:listing}: host-bound.",
+            "Not decided for {cells:listing}: host-bound.",
             cells=list(passes[passes["host_bound"].astype(bool)]["cell"].unique()),
         ),
         evidence=[

@@ -94,8 +94,7 @@ def processes(same: DataFrame) -> Answer:
     return Answer(
         asked="Between launches",
         verdict=say(
-            "One host-bound step takes {least:ms} to {most:ms} in {launches} launches ({row[label]}, "
-            "{row[precision]}).",
+            "A host-bound step takes {least:ms} to {most:ms} in {launches} launches ({row[label]}, {row[precision]}).",
             least=slow["median"].min(),
             most=slow["median"].max(),
             launches=len(slow),

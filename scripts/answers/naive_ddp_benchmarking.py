@@ -58,7 +58,7 @@ def share(tables: Tables, table: DataFrame, rows: DataFrame) -> Answer:
         or facts.say(
             takes + "communication timed apart is {naive[synchronization_share]:percent} of it ({naive[cell]})."
         )
-        or facts.say(takes + "its share of communication cannot be told ({naive[cell]})."),
+        or facts.say(takes + "its share of communication cannot be decided ({naive[cell]})."),
         more=facts.say(
             "Without communication it takes {naive[baseline]:ms}.",
             "In the profiled step communication runs uncovered for {uncovered:ms}, {uncovered / "

@@ -42,7 +42,7 @@ def attention(table: DataFrame) -> Answer:
             "At {row[sequence]} tokens {quick} attention is {gain:times} as fast as {slow} ({cells}).",
             cells=median_of(len(longest), "head dimension"),
         )
-        or say("All compiled or eager cells are host-bound: no gain can be told."),
+        or say("All compiled or eager cells are host-bound: no gain is stated."),
         more=facts.say(
             "It is slower in {losses} of {all}.",
             "Its peak at d = {row[d]} goes from {row[eager_peak]:gib} to {row[compiled_peak]:gib}.",
@@ -84,7 +84,8 @@ def model(table: DataFrame) -> Answer:
         evidence=Captioned(
             grid(lines, MODEL, text_columns=2),
             f"The training step up to each of its phases at context {context}, sums of the phases’ medians; a "
-            "star: host-bound. cost: the warm-up beyond as many settled steps; pays off after: steps that save as "
+            "star: host-bound. cost: warm-up time in excess of as many steady-state steps; pays off after: steps that "
+            "save as "
             "much; –: host-bound.",
         ),
         reason=say(
@@ -131,7 +132,7 @@ def work_sentence(pairs: DataFrame) -> Typst:
 
 
 def step_sentence(told: DataFrame, cells: int) -> Typst:
-    """The gain of the step itself, where that can be told."""
+    """The gain of the step itself, where it is decided."""
     if not cells:
         return say("No step was timed both ways.")
     gain = told["gain"].median()
@@ -143,7 +144,7 @@ def step_sentence(told: DataFrame, cells: int) -> Typst:
         slow=slow,
         gain=max(gain, 1 / gain),
         kind=kind if len(told) < cells else median_of(cells, "cell"),
-    ) or say("In none of {cells} the step can be told: all are host-bound.", cells=count(cells, "cell"))
+    ) or say("No step is compared: all of {cells} are host-bound.", cells=count(cells, "cell"))
 
 
 def compile_seconds(step: Series) -> float | None:

@@ -255,7 +255,7 @@ def several(table: DataFrame) -> Answer:
     names = [row["title"] if row["title"].isupper() else f"the {row['title']}" for row in ranked]
     facts = Facts(row=best, name=next(iter(names), None))
     lost = table[(table["part"] == "processes") & (table["status"] != "ok")]
-    why = lost["message"].iloc[0] if len(lost) else "no machine with several GPUs was at hand"
+    why = lost["message"].iloc[0] if len(lost) else "it needs several GPUs"
     return Answer(
         asked="On several GPUs",
         missing=f"Not measured: {why}.",
@@ -329,7 +329,7 @@ def instead_of_the_compiler(ladder: DataFrame) -> Typst:
 
 
 def left_out(rungs: DataFrame, found: list[DataFrame]) -> list[Any]:
-    """The cost of the last rung without each of the others, where it can be told, for the largest model."""
+    """The cost of the last rung without each of the others, where it is decided, for the largest model."""
     if not found:
         return []
     first = found[-1].iloc[0]

@@ -168,7 +168,7 @@ def reason(found: DataFrame, gpu: str) -> Typst:
         else say("On another GPU times may be off by {most:percent}.", most=ELSEWHERE),
         "The times of `kernel_profile` were not fitted: they are off by up to {most:percent}.",
         say(
-            "PyTorch's data parallelism makes its buckets anew in the second step, when the first ones may or may not "
+            "PyTorch's data parallelism rebuilds its buckets in the second step, when the first ones may or may not "
             "be in memory: each measured peak is within {most:percent} of one of the two possible ones. Other peaks "
             "are off by {others:percent} at most.",
             most=kinds.get(REBUILT),

@@ -99,7 +99,7 @@ def _missing(value: Any) -> bool:
 
 
 def tell(holds: bool | None, if_so: str, if_not: str, untold: str = NOTHING) -> str:
-    """Choose the words for a claim that holds, does not hold, or (None) cannot be told."""
+    """Choose the words for a claim that holds, does not hold, or (None) cannot be decided."""
     return untold if holds is None else if_so if holds else if_not
 
 

@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedLocator
 from matplotlib.transforms import Transform
 
 MOST = 400
-"""Points of one line or cloud: more cannot be told apart by a pointer."""
+"""Points of one line or cloud: more cannot be separated by a pointer."""
 Mark = tuple[float, float, str]
 """Where something is drawn, in the SVG's coordinates, and what it is."""
 

@@ -102,7 +102,7 @@ class Score:
         if self.ratio is None:
             return NOTHING
         if 2 * max(self.wins, self.losses) <= self.cells:
-            words = "{where}: against {other} ours is faster at {n[0]} shapes, equal at {n[1]}, slower at {n[2]}."
+            words = "{where}: against {other} ours is faster at {n[0]} shapes, on par at {n[1]}, slower at {n[2]}."
             return say(words, where=where, other=other, n=self.counts)
         named = f"{other}, {aside}" if aside else other
         if self.wins > self.losses:

@@ -104,9 +104,12 @@ def test_all_of_an_experiment_is_in_the_report(project, text):
         "Does a ping come back from every process?",
         "Time of an all-reduce against the size of its message",
         "4 pings came back",
-        "torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks.ping --processes 2 --numbers 10 1000",
     ):
         assert squeeze(words) in text, words
+    command = (
+        "torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks.ping --processes 2 --numbers 10 1000"
+    )
+    assert command in (project / "results/cpu/writeup.typ").read_text()
     assert "every process was counted once by a ping,passed,4 cells" in (project / "results/cpu/checks.csv").read_text()
     assert "2 processes" in (project / "results/cpu/figures/ping_time.svg").read_text()
 

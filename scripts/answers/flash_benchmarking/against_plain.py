@@ -36,7 +36,7 @@ def against_plain(table: DataFrame, cells: DataFrame, found: Mapping[str, Any]) 
     }
     return Answer(
         asked=asked,
-        verdict="No comparison with plain attention can be told: the calls are host-bound."
+        verdict="Not compared with plain attention: the calls are host-bound."
         if cell is None
         else cell["speed"].sentence(
             "our attention",

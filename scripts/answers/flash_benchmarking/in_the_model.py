@@ -55,11 +55,11 @@ def ratio_of(speed: Speed) -> str:
     """How a table shows a comparison."""
     if speed.ratio is None:
         return "–"
-    return "equal" if speed.verdict == SAME else speed.why or f"{speed.ratio:.2f}×"
+    return "on par" if speed.verdict == SAME else speed.why or f"{speed.ratio:.2f}×"
 
 
 def most_gained(table: DataFrame) -> dict[str, Any] | None:
-    """The largest model whose gain over plain attention can be told."""
+    """The largest model whose gain over plain attention is decided."""
     return next((model for model in reversed(trained(table)) if model["plain"].faster is not None), None)
 
 
@@ -73,7 +73,7 @@ def in_the_model(table: DataFrame, profile: DataFrame) -> Answer:
     gain = model["plain"].sentence("a step with our attention", "one with plain attention", place)
     return Answer(
         asked="In the model",
-        verdict=gain or "No gain over plain attention can be told: no step was timed with both.",
+        verdict=gain or "Not compared with plain attention: no step was timed with both.",
         more=say(
             NOTHING
             if model["host_bound"]

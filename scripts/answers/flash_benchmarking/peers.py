@@ -38,8 +38,8 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
             "flash_training",
             Captioned(
                 score_table(kinds, names),
-                "Both passes in bf16 against each other implementation, by kind of shape: at how many shapes ours is "
-                "faster / as fast within the spread / slower, and the median of the other’s time over ours. Shapes at "
+                "Both passes in bf16 against every other implementation, by kind of shape: at how many shapes ours is "
+                "faster / on par / slower, and the median of the other’s time over ours. Shapes at "
                 "which only a host-bound time is known are left out.",
             ),
         ],
@@ -61,7 +61,7 @@ def score_table(kinds: dict[str, DataFrame], names: dict[str, str]) -> Table:
             for kind, found in scores.items()
             if found.cells
         ]
-    columns = {"faster / equal / slower": "{score}", "ratio": "{ratio:.2f}×"}
+    columns = {"faster / on par / slower": "{score}", "ratio": "{ratio:.2f}×"}
     return crossed(DataFrame(lines), "title", "kind", columns, "against", list(kinds))
 
 

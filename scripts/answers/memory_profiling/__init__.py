@@ -57,8 +57,8 @@ def timelines(cell: DataFrame, context: int) -> Answer:
         asked=ASKED["timelines"],
         verdict=tell(
             still,
-            "Forward and backward can be told apart; the optimizer allocates nothing, so it cannot.",
-            "Forward, backward and optimizer can be told apart.",
+            "Forward and backward are easily told apart; the optimizer allocates nothing and does not show.",
+            "Forward, backward and optimizer are easily told apart.",
         ),
         more=facts.say(
             f"Saved activations climb to {{loss[{of.ACTIVATIONS}]:GiB}} until backward begins; they are then released "

@@ -48,7 +48,7 @@ def block(table: DataFrame) -> dict[str, Answer]:
                 "of scores instead.",
                 "Under autocast a block with plain attention saves {ratio:times} what it saves in fp32: the "
                 "softmax keeps its result in fp32, the product its copy in bf16.",
-                "Autocast casts the normalized input anew for each linear layer that takes it: query, key and "
+                "Autocast casts the normalized input again for each linear layer that uses it: query, key and "
                 "value keep a copy each, and so do gate and up."
                 if low
                 else "",

@@ -36,7 +36,7 @@ def answers(tables: Tables) -> Found:
         "warmup": int(here["warmup"].iloc[0]),
         "forward": forward_time(here, tables["end_to_end"], close, on_gpu=bool(gpu)),
         "longest": longest(here, close, unit),
-        "others": others(close, gpu, unit),
+        "others": others(close, table, gpu, unit),
         "training": training(close, table, unit),
         "softmax": softmax(here, close),
     }

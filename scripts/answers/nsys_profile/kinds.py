@@ -22,7 +22,7 @@ from scripts.views.kernels import (
     shares,
     top,
 )
-from scripts.views.roofline import block_kernels
+from scripts.views.roofline import block_kernels, fused_cell
 
 INFERENCE = "inference"
 COPIED = 0.9
@@ -98,7 +98,7 @@ def quoted_kernel(close: DataFrame) -> Typst:
     )
 
 
-def others(close: DataFrame, gpu: str, unit: str) -> Answer:
+def others(close: DataFrame, table: DataFrame, gpu: str, unit: str) -> Answer:
     """Sub-question (c): what else matters in the forward pass, and what limits it."""
     forward = {
         name: rows for name in PRECISIONS if len(rows := kernels(close, FORWARD, precision=name, mode=INFERENCE))
@@ -109,7 +109,10 @@ def others(close: DataFrame, gpu: str, unit: str) -> Answer:
     parts = {name: Series(shares(rows)).sort_values(ascending=False) for name, rows in forward.items()}
     name = list(parts)[-1]
     largest = [say("{of} {share:percent}", of=of, share=share) for of, share in parts[name].drop("matmul").items()]
-    title = f"The {unit}s other than matmuls that take the most time in the forward pass of inference."
+    context = close["context"].iloc[0]
+    title = (
+        f"The {unit}s other than matmuls that take the most time in the forward pass of inference, context {context}."
+    )
     listed = Captioned(others_table(forward, unit), title, long=True)
     roof = gpu_of(gpu) is not None
     facts = Facts(
@@ -124,13 +127,13 @@ def others(close: DataFrame, gpu: str, unit: str) -> Answer:
         verdict=facts.say("{unit}s other than matmuls take {lost:listing} of the forward pass of {label}."),
         more=facts.say("In {name}: {largest:listing}."),
         evidence="roofline" if roof else listed,
-        reason=limits(close) if roof else "No roofline is drawn: this machine's peak rates are not listed.",
+        reason=limits(close, table) if roof else "No roofline is drawn: this machine's peak rates are not listed.",
         details=listed if roof else (),
     )
 
 
-def limits(close: DataFrame) -> Typst:
-    """The limits of a block's kernels, by the roofline."""
+def limits(close: DataFrame, table: DataFrame) -> Typst:
+    """The limits of a block's kernels, and of our attention, by the roofline."""
     gpu = gpu_of(measured_gpu({"": close}))
     sentences = []
     for precision in PRECISIONS:
@@ -139,6 +142,7 @@ def limits(close: DataFrame) -> Typst:
         slow = [each for each in found if each.work.intensity < ridge]
         fast = [each for each in found if each.work.intensity >= ridge]
         moved = [each.bandwidth / gpu.bandwidth for each in slow if gpu]
+        ours = next(iter(block_kernels(fused_cell(select(table, precision=precision)))), None)
         rates = [each.flops / gpu.flops(precision) for each in fast if gpu]
         sentences.append(
             say(
@@ -146,7 +150,9 @@ def limits(close: DataFrame) -> Typst:
                 "{slow:listing} move their bytes at {moved:span percent} of the peak bandwidth"
                 + (", partly from L2." if max(moved, default=0.0) > COPIED else "."),
                 "Compute bounds the rest: {fast:listing} reach {rates:span percent} of the peak rate.",
+                "FlashAttention reaches {ours:percent} of it, with its exponentials not counted.",
                 precision=precision,
+                ours=ours.flops / gpu.flops(precision) if ours and gpu else None,
                 ridge=ridge,
                 slow=[each.kind for each in slow],
                 moved=[min(moved, default=None), max(moved, default=None)],
@@ -197,7 +203,8 @@ def softmax(here: DataFrame, close: DataFrame) -> Answer:
         ),
         evidence=Captioned(
             grid(found.assign(ratio=found["time"] / found["flops"]), SOFTMAX, text_columns=2),
-            "Attention in the forward pass of inference: the softmax alone, everything in its range, and the two "
+            f"Attention in the forward pass of inference, context {here['context'].iloc[0]}: the softmax alone, "
+            f"everything in its range, and the two "
             "matmuls. FLOPs: 5 per score against 4 d for heads of width d.",
         ),
         reason=softmax_reason(close),
