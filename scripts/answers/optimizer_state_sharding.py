@@ -2,16 +2,12 @@
 
 from cs336_systems.experiments.contender import VARIATION_MB
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
-from scripts.rendering.answer import Answer, Captioned, Found, Tables, say
-from scripts.rendering.grid import crossed
+from scripts.rendering.answer import Answer, Found, Tables, say
 from scripts.views.comparison import FOREIGN, OURS, OWN, ranks_of
 from scripts.views.comparison_tables import missing
 from scripts.views.data import last, select
 from scripts.views.earlier import of_earlier_code
 from scripts.views.optimizer_sharding import AFTER_UPDATE, UNSHARDED, memory
-
-STATE = {"most / MiB": "{most_state:.1f}", "least / %": "{least_share:.2f}", "most / %": "{most_share:.2f}"}
-"""By number of ranks."""
 
 
 def answers(tables: Tables) -> Found:
@@ -21,17 +17,12 @@ def answers(tables: Tables) -> Found:
     rows = rows[rows["whole_state"] > 0]  # a lost one is none
     # The precision makes no difference: state is fp32.
     rows = rows.drop_duplicates(["size", "context", "processes", "contender"])
-    copies = rows["processes"].where(rows["contender"] == UNSHARDED, 1)
-    for end in ("least", "most"):
-        rows[f"{end}_share"] = 100 * rows[f"{end}_state"] * copies / rows["whole_state"]
     sharded = rows[rows["contender"] != UNSHARDED]
-    sharded = sharded.assign(excess=sharded["most_share"] * sharded["processes"] / 100 - 1)
+    share = sharded["most_state"] / sharded["whole_state"]
+    sharded = sharded.assign(most_share=100 * share, excess=share * sharded["processes"] - 1)
     excess = sharded.groupby("family")["excess"].max()
     ours, theirs = excess.get(OURS), excess.get(FOREIGN)
     fullest = last(select(sharded, family=OURS).sort_values("excess", kind="stable"))
-    caption = (
-        "AdamW's state on the rank with the least and the rank with the most of it, counted from the state's tensors."
-    )
     evenness = Answer(
         asked="Evenness",
         missing=missing(table),
@@ -45,9 +36,6 @@ def answers(tables: Tables) -> Found:
             share="" if fullest is None else f"{fullest['most_share']:.2f} %",
             ranks="" if fullest is None else ranks_of(fullest),
             excess=theirs,
-        ),
-        details=Captioned(
-            crossed(rows.assign(ranks=[ranks_of(row) for _, row in rows.iterrows()]), "title", "ranks", STATE), caption
         ),
         reason=say(
             say(

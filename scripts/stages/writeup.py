@@ -1,7 +1,7 @@
 """Render the report as Typst source: Jinja fills templates with answers computed from the tables."""
 
 import importlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ def compute(
     }
 
 
-def fill(contents: Contents, plan: Plan, computed: Mapping[str, Any]) -> str:
+def fill(contents: Contents, computed: Mapping[str, Any]) -> str:
     """The report as Typst source, from what `compute` returns."""
     summary, sections = computed["summary"], computed["sections"]
     figure = picture_of(contents, summary["machine"])
@@ -105,7 +105,6 @@ def fill(contents: Contents, plan: Plan, computed: Mapping[str, Any]) -> str:
             found_in=found,
             parts=contents.parts,
             figure=figure,
-            reproduce=command_of(plan, summary["outdated"]),
         )
     )
 
@@ -123,21 +122,6 @@ def picture_of(contents: Contents, machine: str) -> Callable[[str], Typst]:
     return figure
 
 
-def command_of(plan: Plan, outdated: Collection[str]) -> Callable[..., Typst]:
-    """The function with which a section says how to repeat a result: from an experiment to Typst markup.
-
-    It shows the first job whose command contains the given text, or nothing if no job's does; and whether the result
-    may be another one now, since the code of an outdated experiment has changed.
-    """
-
-    def reproduce(experiment: str, holding: str = "") -> Typst:
-        commands = [job.command for job in plan.jobs[experiment].values() if holding in job.command]
-        changed = "true" if experiment in outdated else "false"
-        return Typst(f"#reproduce({string(experiment)}, {string(commands[0])}, {changed})" if commands else "")
-
-    return reproduce
-
-
 def write(plan: str, tables: Mapping[str, str], coverage: str, checks: str, source: str) -> None:
     """Fill the templates with the answers to the tables at the given paths."""
     contents, planned = read_contents(), read_plan(Path(plan))
@@ -145,7 +129,7 @@ def write(plan: str, tables: Mapping[str, str], coverage: str, checks: str, sour
     outcomes = pandas.read_csv(checks, keep_default_na=False)
     recorded = load_recorded(planned.reference) if planned.reference else None
     computed = compute(contents, planned, loaded, pandas.read_csv(coverage), outcomes, recorded)
-    Path(source).write_text(fill(contents, planned, computed), encoding="utf-8")
+    Path(source).write_text(fill(contents, computed), encoding="utf-8")
 
 
 if __name__ == "__main__":

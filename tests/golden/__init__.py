@@ -64,7 +64,7 @@ class Machine:
         with contextlib.chdir(ROOT):
             contents = read_contents()
             computed = compute(contents, self.plan, tables, cover(self.plan, tables), checks)
-            text = fill(contents, self.plan, computed)
+            text = fill(contents, computed)
         return {"report.typ": text, "checks.csv": checks.to_csv(index=False)}
 
 

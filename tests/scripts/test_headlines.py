@@ -86,7 +86,7 @@ def test_the_title_page_shows_them(end_to_end):
     own = tables_of(on_an_a100(end_to_end))
     rest = cover(plan, own), pandas.DataFrame(columns=["check", "outcome", "detail"])
     with contextlib.chdir(ROOT):
-        text = fill(CONTENTS, plan, compute(CONTENTS, plan, own, *rest, tables_of(end_to_end)))
+        text = fill(CONTENTS, compute(CONTENTS, plan, own, *rest, tables_of(end_to_end)))
     number = figures(end_to_end)["gain from bf16, 2.7B, 512"]
     assert f'reference: [#"H200";: {number}]' in text
     assert 'what was recorded on #"NVIDIA H200";, over the cells' in text

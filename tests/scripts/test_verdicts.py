@@ -34,7 +34,7 @@ def rendered(monkeypatch):
 
     def run(outcomes=(), coverage=None):
         covered = cover(PLAN, TABLES) if coverage is None else coverage
-        return fill(CONTENTS, PLAN, compute(CONTENTS, PLAN, TABLES, covered, checks_of(outcomes)))
+        return fill(CONTENTS, compute(CONTENTS, PLAN, TABLES, covered, checks_of(outcomes)))
 
     return run
 

@@ -197,7 +197,7 @@ def rendered(report: Report, plan: Plan, tables: dict) -> str:
     """The Typst source of other tables under another plan, with the coverage and self-checks of a report."""
     coverage, checks = (pandas.read_csv(report.results / f"{name}.csv") for name in ("coverage", "checks"))
     with contextlib.chdir(ROOT):
-        return fill(CONTENTS, plan, compute(CONTENTS, plan, tables, coverage, checks))
+        return fill(CONTENTS, compute(CONTENTS, plan, tables, coverage, checks))
 
 
 def test_rows_of_other_code_and_of_several_commits_are_told(cpu):
@@ -208,9 +208,6 @@ def test_rows_of_other_code_and_of_several_commits_are_told(cpu):
     without_git = cpu.tables["attention"].assign(git_commit="")
     text = rendered(cpu, CPU_PLAN, cpu.tables | {"flash": flash, "attention": without_git})
     assert f'The code that measures #"flash"; {words}' in text
-    reproduced = re.findall(r'^#reproduce\("(\w+)", .*, (true|false)\)$', text, re.MULTILINE)
-    assert {changed for name, changed in reproduced if name == "flash"} == {"true"}
-    assert {changed for name, changed in reproduced if name != "flash"} == {"false"}
     # In the order of measurement.
     assert '#"2026-01-02"; to #"2026-01-04";' in text
     assert 'commits #"0123abc";, #"unknown"; and #"9876543";, in this order' in text

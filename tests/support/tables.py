@@ -66,7 +66,6 @@ def prose(section, answers, origin):
         a=answers | {key: found.markup(f"{section}-{key}", figure) for key, found in answers_of(answers).items()},
         summary={"machine": "M", "gpu": origin.gpu, "peak": gpu_of(origin.gpu), "traced": "T"},
         figure=figure,
-        reproduce=lambda *arguments: Typst(""),
     )
 
 

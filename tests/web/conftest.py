@@ -15,7 +15,6 @@ from cs336_systems.record.rows import write_table
 from scripts.rendering import style
 from scripts.rendering.markup import Table, escape, string
 from scripts.stages.web import write
-from scripts.stages.writeup import command_of
 from tests.samples import config, planned_rows
 
 FLAGS = (
@@ -41,7 +40,7 @@ LONG = "--size 8Bx8:" + ",".join(
 """A command's argument that is longer than a phone's line, without a space."""
 
 
-def source(plan, steps, builds):
+def source(steps, builds):
     """A report in the templates' own terms: a question, figures, and tables of some medians, in ms and s.
 
     `fig-wide` and `tab-alike` are only in the web edition; the numbers of `tab-alike` stand below the titles of others.
@@ -74,7 +73,6 @@ $T = 2 (N - 1) / N dot 2 B D / W = 4 (N - 1) B D / (N W) = 4 (N - 1) B D / (N W)
 #tabulated([Steps.])[
 {table}
 ] <tab-steps>
-{command_of(plan, ["end_to_end"])("end_to_end")}
 #block(raw({string(LONG)}))
 #outcome("failed") #reason("not measured: out of memory")
 """
@@ -90,7 +88,7 @@ def make_page(folder, charts, *, measured=MEASURED, reference=None, machine="cpu
         path.write_text(path.read_text(encoding="utf-8").replace("AMD EPYC", HTML).replace(",tiled,", f",{HTML},"))
     made_up = planned_rows("end_to_end", "smoke")
     medians = ([row.median for row in made_up if row.metric == metric][:10] for metric in ("step", "build"))
-    (folder / "writeup.typ").write_text(source(plan, *medians), encoding="utf-8")
+    (folder / "writeup.typ").write_text(source(*medians), encoding="utf-8")
     (folder / "plan.json").write_text(plan_to_json(plan), encoding="utf-8")
     figure, (axes,) = style.subplots()
     axes.plot([128, 256], [1, 2.5], marker="o", label=HTML)
