@@ -253,7 +253,8 @@ def several(table: DataFrame) -> Answer:
     ranked = [row for _, row in wrapped.sort_values("step").iterrows()]
     best, second = [*ranked, None, None][:2]
     names = [row["title"] if row["title"].isupper() else f"the {row['title']}" for row in ranked]
-    facts = Facts(row=best, name=next(iter(names), None))
+    name, other = [*names, "", ""][:2]
+    facts = Facts(row=best, name=name)
     lost = table[(table["part"] == "processes") & (table["status"] != "ok")]
     why = lost["message"].iloc[0] if len(lost) else "it needs several GPUs"
     return Answer(
@@ -261,7 +262,7 @@ def several(table: DataFrame) -> Answer:
         missing=f"Not measured: {why}.",
         verdict=NOTHING
         if best is None
-        else against(best, second).sentence(*names[:2], f"on {best['processes']} GPUs")
+        else against(best, second).sentence(name, other, f"on {best['processes']} GPUs")
         or facts.say("Only {name} was measured, on {row[processes]} GPUs."),
         more=facts.say("With {name} a step takes {row[step]:ms}, which is {row[tokens]:whole} tokens/s."),
         evidence=Captioned(

@@ -68,5 +68,5 @@ def draw_parts(axes: Axes, floor: Series | None, place: int) -> None:
     for number, name in enumerate(PARTS):
         axes.barh(place, floor[name], 0.7, left, **look(name, COLOUR[number], HATCHES[number]))
         left += floor[name]
-    ticks = [*axes.get_yticklabels(), f"its parts, timed alone: {significant(left)}"]
+    ticks = [*(tick.get_text() for tick in axes.get_yticklabels()), f"its parts, timed alone: {significant(left)}"]
     axes.set_yticks(range(place + 1), ticks, fontsize="x-small")

@@ -154,8 +154,8 @@ def ranks_of(row: Series) -> str:
 
 
 def setting_name(row: Series) -> str:
-    """The setting of a cell in words; on GPUs a compiled step is replayed from a CUDA graph."""
-    compiled = ", compiled, CUDA graph" if row["gpu"] else ", compiled"
+    """The setting of a cell in words; on GPUs a compiled step is one CUDA graph."""
+    compiled = ", CUDA graph" if row["gpu"] else ", compiled"
     return row["precision"] + (compiled if row.get("compiled", False) else "")
 
 

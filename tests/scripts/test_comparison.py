@@ -109,6 +109,6 @@ def test_what_launches_cost_the_host():
     ]
     size, costs_table = host_table(pandas.concat([*cells, *host], ignore_index=True))
     assert size == "nano"
-    assert costs_table.groups == [("", 1), ("2 GPUs, fp32", 3), ("2 GPUs, fp32, compiled, CUDA graph", 3)]
+    assert costs_table.groups == [("", 1), ("2 GPUs, fp32", 3), ("2 GPUs, fp32, CUDA graph", 3)]
     assert costs_table.rows[0] == ["no communication", "2000", "5.00", "2.5", "1", "5.00", "5000.0"]
     assert [row[0] for row in costs_table.rows] == ["no communication", "mine"]
