@@ -24,7 +24,6 @@ from tests.support.tables import GPU, plain, prose, took, training
 LIKE = {"data_parallel": "overlapped", "optimizer_sharding": "sharded", "fsdp": "fsdp"}
 """Whose rows the reader's own have here, by experiment."""
 SECTIONS = {
-    "optimizer_state_sharding": "optimizer_sharding",
     "optimizer_state_sharding_accounting": "optimizer_sharding",
     "fsdp": "fsdp",
     "fsdp_accounting": "fsdp",
@@ -56,6 +55,11 @@ def with_own(measured):
 def tables():
     """Those of the recorded H200s. Not to be changed."""
     return with_own(recorded())
+
+
+def test_ones_own_state_is_counted(tables):
+    found = importlib.import_module("scripts.answers.optimizer_state_sharding").answers(tables)
+    assert "With yours it is at most" in prose("optimizer_state_sharding", found, GPU)
 
 
 @pytest.mark.parametrize("section", SECTIONS)
