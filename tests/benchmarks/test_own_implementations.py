@@ -64,11 +64,11 @@ WRONG = {
 }
 
 
-def own_rows(experiment, device, names):
+def own_rows(experiment, device, names, **sizes):
     """The rows of some implementations, by name, which take part with the first contender of an experiment."""
     kind = EXPERIMENTS[experiment]
     text = ",".join(f"{name}={EXAMPLES.get(name, f'tests.support.own:{name}')}" for name in names)
-    cell = make_cell(kind, CELL | {"implementation": text})
+    cell = make_cell(kind, CELL | {"implementation": text} | sizes)
     with mock.patch.object(kind, "contenders", kind.contenders[:1]):
         rows = measure(cell, device)
     column = kind.details[0]
@@ -89,6 +89,15 @@ def test_right_ones_are_timed_and_wrong_ones_refused(device, experiment):
     for name, rows in found.items():
         assert [(row.metric, row.status) for row in rows] == [("step", "skipped")], name
         assert re.fullmatch(wrong[name], rows[0].message), (name, rows[0].message)
+
+
+@on_all_ranks
+def test_rows_may_have_to_be_divided_by_ranks(device):
+    even = {"size": "even:d_model=24,d_ff=36,num_layers=1,num_heads=3", "vocab_size": 100}
+    found = own_rows("fsdp", device, ["DividingFSDP"], **even)["DividingFSDP"]
+    assert "step" in {row.metric for row in found if row.status == "ok"}, [row.message for row in found]
+    [refused] = own_rows("fsdp", device, ["DividingFSDP"])["DividingFSDP"]
+    assert refused.message.startswith("not timed: it raises AssertionError")
 
 
 def test_none_has_the_name_of_another_contender():

@@ -144,6 +144,14 @@ class FSDP(nn.Module):
             weight.grad = None
 
 
+class DividingFSDP(FSDP):
+    """Is for rows that ranks divide."""
+
+    def part(self, whole):
+        assert len(whole) % dist.get_world_size() == 0
+        return super().part(whole)
+
+
 class StaleFSDP(FSDP):
     """Gathers its weights once."""
 

@@ -23,6 +23,10 @@ WATCHDOG = 0.25
 """Seconds in which NCCL's watchdog, which looks every 0.1 s, lets go of the buffers of finished collectives."""
 
 
+class OwnCodeRaises(Unavailable):
+    """A user's code has raised an exception."""
+
+
 def fits_on_all_ranks(attempt: Callable[[], T], device: torch.device) -> T:
     """Run an attempt that needs memory but no other rank, and return its result.
 
@@ -55,6 +59,7 @@ def available_on_all_ranks(attempt: Callable[[], T], *, own: bool = False) -> T:
 
     Raises:
         Unavailable: on all ranks, if an attempt failed on any.
+        OwnCodeRaises: it ran a user's code, which raised an exception on any.
     """
     reason, result = "", None
     try:
@@ -66,7 +71,7 @@ def available_on_all_ranks(attempt: Callable[[], T], *, own: bool = False) -> T:
             raise
         reason = f"not timed: {in_words(error)}"
     if reason := first_of_all_ranks(reason):
-        raise Unavailable(reason)
+        raise (OwnCodeRaises if own else Unavailable)(reason)
     return cast(T, result)
 
 

@@ -29,6 +29,8 @@ SMALL: Mapping[str, Any] = {
     "batch_size": 2,
     "vocab_size": 61,
 }
+EVEN_VOCABULARY = 64
+"""A vocabulary that ranks divide, as they do all other sizes."""
 STEPS = 3
 """Number of steps: the first makes state and learns the order of layers, the second uses both."""
 HYPERPARAMETERS: Mapping[str, Any] = {"lr": 1e-2, "eps": 1e-3, "fused": True}
@@ -39,19 +41,20 @@ MOST_HELD = {"fsdp": ("parameters", 0.75), "optimizer_sharding": ("optimizer_sta
 """What ranks of an experiment share, and the most of it that one of them may hold in the small model."""
 
 
-def require_same_training(contender: Declared, cell: Any, device: torch.device) -> None:
+def require_same_training(contender: Declared, cell: Any, device: torch.device, **sizes: int) -> None:
     """Train the same model for some steps with a contender and with one process, and compare the weights.
 
     Args:
         contender: the no-communication baseline trains on each rank alone, on its part of the batch.
         cell: determines model class, precision and number of processes.
         device: this rank's device.
+        sizes: sizes that differ from those of the small model.
 
     Raises:
         Unavailable: on all ranks, if the contender is unavailable on one, or trains wrongly and is not this project's.
         AssertionError: on all ranks, if this project's contender trains wrongly.
     """
-    small = replace(cell, **SMALL)
+    small = replace(cell, **{**SMALL, **sizes})
     with torch.random.fork_rng([device] if device.type == "cuda" else []):  # what is timed draws as if this were not
         torch.manual_seed(0)
         reference = new_model(small, device).eval()  # dropout would draw other numbers for other batches
