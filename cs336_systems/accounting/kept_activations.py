@@ -35,20 +35,13 @@ def kept_block(setting: Setting) -> int:
         return saved - recomputed_by_compiler(setting) if setting.passes == "compiled" else saved
     per_token = _widths(setting) + FP32_BYTES * setting.shape.num_heads + 2 * FP32_BYTES
     scores = (BF16 * setting.pairs) if setting.attention == "plain" else 0
-    return setting.tokens * per_token + scores + _fp8_weights(setting)
-
-
-def _fp8_weights(setting: Setting) -> int:
-    """Bytes of a block's matrices in FP8 by columns, which compiled passes round again."""
-    d, d_ff = setting.shape.d_model, setting.shape.d_ff
-    return 4 * d**2 + 3 * d * d_ff if setting.fp8 and setting.passes == "fused" else 0
-
+    return setting.tokens * per_token + scores
 
 def _widths(setting: Setting) -> int:
     """Bytes per token that grow with the width of the model."""
     d, d_ff = setting.shape.d_model, setting.shape.d_ff
-    if setting.fp8:  # Two sums, q, k, v and attention's result; gate and up; in FP8 the inputs of matmuls.
-        return 15 * d + 5 * d_ff if setting.passes == "fused" else 13 * d + 4 * d_ff  # compiled: some computed again
+    if setting.fp8:  # Two sums, q, k, v and attention's result; normalized inputs in FP8 once; gate and up.
+        return 13 * d + 4 * d_ff
     if setting.passes == "fused":  # Two sums (fp32 under autocast), two results of norms, q, k, v, attention's result.
         sums = 2 * (FP32_BYTES if setting.precision == "autocast" else BF16)
         return (sums + 6 * BF16) * d + (3 if setting.keep_hidden else 2) * BF16 * d_ff

@@ -69,8 +69,8 @@ TOP = replace(_GRAPH, name="overlap", title="update under backward", overlap=Tru
 """The last rung, with all that is exact."""
 LADDER = (FIRST, _AUTOCAST, _ATTENTION, _MASTERS, _COMPILED, _FUSED, _GRAPH, TOP)
 """The rungs in order: each adds to the one before it; fused passes replace the compiler."""
-FP8 = replace(TOP, name="fp8", title="FP8 matmuls", fp8=True)
-"""Apart from the ladder: its matmuls are less exact."""
+FP8 = replace(TOP, name="fp8", title="FP8 matmuls", passes="compiled", fp8=True)
+"""Apart from the ladder: its matmuls are less exact. The compiler fuses the scaling into the passes."""
 CHECKPOINT = replace(TOP, name="checkpoint", title="blocks recomputed", checkpoint=True)
 """Apart from the ladder: the top in less memory."""
 LEFT_OUT = (
