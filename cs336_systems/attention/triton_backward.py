@@ -37,7 +37,7 @@ def backward_kernel(
     dq,  # pointer, [batch, heads, n_queries, HEAD_DIM], out
     dk,  # pointer, [batch, heads, n_keys, HEAD_DIM], out
     dv,  # pointer, [batch, heads, n_keys, HEAD_DIM], out
-    cu_seqlens_q,  # pointer, [documents + 1] int32; None for none, as all options. PREPROCESSED, no DESCRIPTORS
+    cu_seqlens_q,  # pointer, [documents + 1] int32; None for none, as all options; needs PREPROCESSED
     cu_seqlens_k,
     stride_qb,
     stride_qh,
@@ -90,6 +90,8 @@ def backward_kernel(
     batch = batch_head // heads
     head = batch_head % heads
     kv_head = head // HEADS_PER_KV_HEAD
+    first_q = 0  # of the document; so is first_k
+    first_k = 0
     PACKED: tl.constexpr = cu_seqlens_q is not None
     if PACKED:
         if tile < key_tiles:
@@ -100,24 +102,16 @@ def backward_kernel(
             start, first_q, n_queries, first_k, n_keys = locate_in_documents(
                 key_tiles + query_tiles - 1 - tile, cu_seqlens_q, cu_seqlens_k, documents, n_queries, BLOCK_OUTER
             )
-        q += first_q * stride_qn
-        k += first_k * stride_kn
-        v += first_k * stride_vn
-        do += first_q * stride_don
-        lse_delta += first_q
-        dq += first_q * stride_dqn
-        dk += first_k * stride_dkn
-        dv += first_k * stride_dvn
-    q_head = Head(q, (stride_qb, stride_qh, stride_qn), batch, head, n_queries)
-    k_head = Head(k, (stride_kb, stride_kh, stride_kn), batch, kv_head, n_keys)
-    v_head = Head(v, (stride_vb, stride_vh, stride_vn), batch, kv_head, n_keys)
-    o_head = Head(o, (stride_ob, stride_oh, stride_on), batch, head, n_queries)
-    do_head = Head(do, (stride_dob, stride_doh, stride_don), batch, head, n_queries)
-    dq_head = Head(dq, (stride_dqb, stride_dqh, stride_dqn), batch, head, n_queries)
-    dk_head = Head(dk, (stride_dkb, stride_dkh, stride_dkn), batch, head, n_keys)
-    dv_head = Head(dv, (stride_dvb, stride_dvh, stride_dvn), batch, head, n_keys)
+    q_head = Head(q, (stride_qb, stride_qh, stride_qn), batch, head, first_q + n_queries)
+    k_head = Head(k, (stride_kb, stride_kh, stride_kn), batch, kv_head, first_k + n_keys)
+    v_head = Head(v, (stride_vb, stride_vh, stride_vn), batch, kv_head, first_k + n_keys)
+    o_head = Head(o, (stride_ob, stride_oh, stride_on), batch, head, first_q + n_queries)
+    do_head = Head(do, (stride_dob, stride_doh, stride_don), batch, head, first_q + n_queries)
+    dq_head = Head(dq, (stride_dqb, stride_dqh, stride_dqn), batch, head, first_q + n_queries)
+    dk_head = Head(dk, (stride_dkb, stride_dkh, stride_dkn), batch, head, first_k + n_keys)
+    dv_head = Head(dv, (stride_dvb, stride_dvh, stride_dvn), batch, head, first_k + n_keys)
     lse_delta_head = LseDelta(lse_delta, o_head, heads, n_queries_rounded)
-    inputs = (q_head, k_head, v_head, do_head, lse_delta_head, softmax_scale)
+    inputs = (q_head, k_head, v_head, do_head, lse_delta_head, softmax_scale, first_q, first_k)
 
     # With a causal mask the first keys are seen by the most queries and the last queries see the most keys, so the
     # longest tiles come first: the last programs are short, and the SMs finish together.

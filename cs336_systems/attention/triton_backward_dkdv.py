@@ -5,13 +5,13 @@ import triton.language as tl
 
 from cs336_systems.attention.triton_backward_preprocess import load_lse_delta, recompute_p
 from cs336_systems.attention.triton_load_store import load_tile, store_tile
-from cs336_systems.attention.triton_options import cap_scores, is_visible, visible_queries
+from cs336_systems.attention.triton_options import cap_scores, is_visible, visible_queries, zero_rows_from
 
 
 @triton.jit
 def backward_dkdv(
     start_n,  # first key of the tile
-    inputs,  # q_head, k_head, v_head, do_head, lse_delta and softmax_scale, as in backward_kernel
+    inputs,  # q_head, k_head, v_head, do_head, lse_delta, softmax_scale, first_q and first_k, as in backward_kernel
     dk_head,
     dv_head,
     window_left,
@@ -28,28 +28,31 @@ def backward_dkdv(
     INPUT_PRECISION: tl.constexpr,
 ):
     """Compute dK = dS^T Q / sqrt(d) and dV = P^T dO of one tile of BLOCK_N keys."""
-    q_head, k_head, v_head, do_head, lse_delta, softmax_scale = inputs
-    n_queries = q_head.n_rows
-    n_keys = k_head.n_rows
+    q_head, k_head, v_head, do_head, lse_delta, softmax_scale, first_q, first_k = inputs
+    n_queries = q_head.n_rows - first_q
+    n_keys = k_head.n_rows - first_k
     begin, begin_unmasked, end_unmasked, end = visible_queries(
-        start_n, n_queries, n_keys, window_left, window_right, BLOCK_M, BLOCK_N, IS_CAUSAL
+        start_n, n_queries, n_keys, window_left, window_right, BLOCK_M, BLOCK_N, IS_CAUSAL, PACKED
     )
     end_masked = begin_unmasked + (end - end_unmasked)  # queries from end_unmasked on are shifted to begin_unmasked
 
-    k_tile = load_tile(k_head, start_n, HEAD_DIM, BLOCK_N, BLOCK_D, DESCRIPTORS)
-    v_tile = load_tile(v_head, start_n, HEAD_DIM, BLOCK_N, BLOCK_D, DESCRIPTORS)
+    k_tile = load_tile(k_head, first_k + start_n, HEAD_DIM, BLOCK_N, BLOCK_D, DESCRIPTORS)
+    v_tile = load_tile(v_head, first_k + start_n, HEAD_DIM, BLOCK_N, BLOCK_D, DESCRIPTORS)
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     for masked in tl.static_range(2):  # first the tiles that need no mask, then those that do
         for tile_m in tl.range(begin if masked else begin_unmasked, end_masked if masked else end_unmasked, BLOCK_M):
             start_m = tile_m
-            if masked and window_left is not None:
+            if masked and (PACKED or window_left is not None):
                 start_m += tl.where(tile_m < begin_unmasked, 0, end_unmasked - begin_unmasked)
-            q_tile = load_tile(q_head, start_m, HEAD_DIM, BLOCK_M, BLOCK_D, DESCRIPTORS)
-            do_tile = load_tile(do_head, start_m, HEAD_DIM, BLOCK_M, BLOCK_D, DESCRIPTORS)
+            q_tile = load_tile(q_head, first_q + start_m, HEAD_DIM, BLOCK_M, BLOCK_D, DESCRIPTORS)
+            do_tile = load_tile(do_head, first_q + start_m, HEAD_DIM, BLOCK_M, BLOCK_D, DESCRIPTORS)
             lse_tile, delta = load_lse_delta(
-                lse_delta, do_tile, start_m, HEAD_DIM, BLOCK_M, BLOCK_D, PREPROCESSED, PACKED, DESCRIPTORS
+                lse_delta, do_tile, first_q + start_m, HEAD_DIM, BLOCK_M, BLOCK_D, PREPROCESSED, PACKED, DESCRIPTORS
             )
+            if masked and PACKED and DESCRIPTORS:
+                q_tile = zero_rows_from(q_tile, n_queries - start_m, BLOCK_M)
+                do_tile = zero_rows_from(do_tile, n_queries - start_m, BLOCK_M)
             # Scores are transposed, [keys, queries]: P^T and dS^T then feed the next matmuls from registers.
             scores = tl.dot(k_tile, q_tile.T, input_precision=INPUT_PRECISION)
             scores, scale = cap_scores(scores, softmax_scale, softcap, q_tile.dtype == tl.float32)
@@ -64,5 +67,5 @@ def backward_dkdv(
             if softcap is not None:
                 ds *= 1 - scores * scores  # the derivative of tanh
             dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision=INPUT_PRECISION)
-    store_tile(dk_head, dk * softmax_scale, start_n, HEAD_DIM, BLOCK_N, BLOCK_D)
-    store_tile(dv_head, dv, start_n, HEAD_DIM, BLOCK_N, BLOCK_D)
+    store_tile(dk_head, dk * softmax_scale, first_k + start_n, HEAD_DIM, BLOCK_N, BLOCK_D)
+    store_tile(dv_head, dv, first_k + start_n, HEAD_DIM, BLOCK_N, BLOCK_D)

@@ -78,15 +78,18 @@ def load_lse_delta(
     if PREPROCESSED:
         o = x.o_head
         offset = (o.batch * x.heads + o.head).to(tl.int64) * 2 * x.n_queries_rounded + start_m
-        if PACKED:  # other documents follow
-            offs_m = start_m + tl.arange(0, BLOCK_M)
-            offset += offs_m - start_m
-            lse_tile = tl.load(x.data + offset, mask=offs_m < o.n_rows, other=float("inf"))
-            delta = tl.load(x.data + x.n_queries_rounded + offset, mask=offs_m < o.n_rows, other=0.0)
-        elif DESCRIPTORS:
+        offs_m = start_m + tl.arange(0, BLOCK_M)
+        if DESCRIPTORS:
             # Plain loads next to descriptors would cost every thread one asynchronous copy per number.
             lse_tile = x.data.load([offset.to(tl.int32)])
             delta = x.data.load([(offset + x.n_queries_rounded).to(tl.int32)])
+            if PACKED:  # another document may follow
+                lse_tile = tl.where(offs_m < o.n_rows, lse_tile, float("inf"))
+                delta = tl.where(offs_m < o.n_rows, delta, 0.0)
+        elif PACKED:
+            rows = x.data + offset + tl.arange(0, BLOCK_M)
+            lse_tile = tl.load(rows, mask=offs_m < o.n_rows, other=float("inf"))
+            delta = tl.load(rows + x.n_queries_rounded, mask=offs_m < o.n_rows, other=0.0)
         else:
             lse_tile = tl.load(x.data + offset + tl.arange(0, BLOCK_M))
             delta = tl.load(x.data + offset + x.n_queries_rounded + tl.arange(0, BLOCK_M))

@@ -4,7 +4,14 @@ import triton
 import triton.language as tl
 
 from cs336_systems.attention.triton_load_store import LOWEST, Head, load_tile, locate, store_tile
-from cs336_systems.attention.triton_options import LOG2_E, cap_scores, is_visible, locate_in_documents, visible_keys
+from cs336_systems.attention.triton_options import (
+    LOG2_E,
+    cap_scores,
+    is_visible,
+    locate_in_documents,
+    visible_keys,
+    zero_rows_from,
+)
 
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -64,25 +71,23 @@ def forward_kernel(
         tile = tiles - 1 - tile
     start_m = tile * BLOCK_M
     total_queries = n_queries  # of all documents
-    if cu_seqlens_q is not None:
+    first_q = 0  # of the document; so is first_k
+    first_k = 0
+    PACKED: tl.constexpr = cu_seqlens_q is not None
+    if PACKED:
         start_m, first_q, n_queries, first_k, n_keys = locate_in_documents(
             tile, cu_seqlens_q, cu_seqlens_k, documents, n_queries, BLOCK_M
         )
-        q += first_q * stride_qn
-        k += first_k * stride_kn
-        v += first_k * stride_vn
-        o += first_q * stride_on
-        lse += first_q
-    q_head = Head(q, (stride_qb, stride_qh, stride_qn), batch, head, n_queries)
-    k_head = Head(k, (stride_kb, stride_kh, stride_kn), batch, kv_head, n_keys)
-    v_head = Head(v, (stride_vb, stride_vh, stride_vn), batch, kv_head, n_keys)
-    o_head = Head(o, (stride_ob, stride_oh, stride_on), batch, head, n_queries)
+    q_head = Head(q, (stride_qb, stride_qh, stride_qn), batch, head, first_q + n_queries)
+    k_head = Head(k, (stride_kb, stride_kh, stride_kn), batch, kv_head, first_k + n_keys)
+    v_head = Head(v, (stride_vb, stride_vh, stride_vn), batch, kv_head, first_k + n_keys)
+    o_head = Head(o, (stride_ob, stride_oh, stride_on), batch, head, first_q + n_queries)
     begin, begin_unmasked, end_unmasked, end = visible_keys(
         start_m, n_keys, window_left, window_right, BLOCK_M, BLOCK_N, IS_CAUSAL
     )
     begin_masked = end_unmasked - (begin_unmasked - begin)  # keys before begin_unmasked are shifted to end_unmasked
 
-    q_tile = load_tile(q_head, start_m, HEAD_DIM, BLOCK_M, BLOCK_D, DESCRIPTORS)
+    q_tile = load_tile(q_head, first_q + start_m, HEAD_DIM, BLOCK_M, BLOCK_D, DESCRIPTORS)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)  # unnormalized output
     row_max = tl.full([BLOCK_M], LOWEST, tl.float32)  # of the scores, in units of log2
     row_sum = tl.zeros([BLOCK_M], tl.float32)  # of the exponentials
@@ -96,7 +101,7 @@ def forward_kernel(
             if masked and window_left is not None:
                 start_n -= tl.where(tile_n < end_unmasked, end_unmasked - begin_unmasked, 0)
             # The online softmax, lines 6 to 11 of Algorithm 1.
-            k_tile = load_tile(k_head, start_n, HEAD_DIM, BLOCK_N, BLOCK_D, DESCRIPTORS)
+            k_tile = load_tile(k_head, first_k + start_n, HEAD_DIM, BLOCK_N, BLOCK_D, DESCRIPTORS)
             scores = tl.dot(q_tile, k_tile.T, input_precision=INPUT_PRECISION)
             scores, scale = cap_scores(scores, softmax_scale_log2, softcap_log2, q_tile.dtype == tl.float32)
             if masked:
@@ -110,13 +115,15 @@ def forward_kernel(
             correction = tl.exp2(row_max - new_max)
             row_sum = row_sum * correction + tl.sum(p, 1)
             acc = acc * correction[:, None]
-            v_tile = load_tile(v_head, start_n, HEAD_DIM, BLOCK_N, BLOCK_D, DESCRIPTORS)
+            v_tile = load_tile(v_head, first_k + start_n, HEAD_DIM, BLOCK_N, BLOCK_D, DESCRIPTORS)
+            if masked and PACKED and DESCRIPTORS:
+                v_tile = zero_rows_from(v_tile, n_keys - start_n, BLOCK_N)
             acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=INPUT_PRECISION)
             row_max = new_max
 
     # A row without probabilities (all scores are -inf, or it sees no key) is zero, as SDPA's is, and its L is -inf.
     divisor = tl.where(row_sum == 0, 1.0, row_sum)
-    store_tile(o_head, acc / divisor[:, None], start_m, HEAD_DIM, BLOCK_M, BLOCK_D)
+    store_tile(o_head, acc / divisor[:, None], first_q + start_m, HEAD_DIM, BLOCK_M, BLOCK_D)
     offs_m = start_m + tl.arange(0, BLOCK_M)
     lse_tile = (row_max + tl.log2(row_sum)) * LN_2
-    tl.store(lse + batch_head.to(tl.int64) * total_queries + offs_m, lse_tile, mask=offs_m < n_queries)
+    tl.store(lse + batch_head.to(tl.int64) * total_queries + first_q + offs_m, lse_tile, mask=offs_m < n_queries)

@@ -83,10 +83,7 @@ def attention_forward(
     matmuls (input_precision of tl.dot) are the default ones unless an experiment passes its own.
     """
     variant, tensors = _variant(options) if options else (PLAIN, ())
-    if tiles is None:
-        tiles = default_tiles(q.get_device(), q.dtype, _tiled_shape(q.shape, variant))[0]
-        if variant.documents is not None:  # tiles of documents begin anywhere
-            tiles = replace(tiles, descriptors=False)
+    tiles = tiles or default_tiles(q.get_device(), q.dtype, _tiled_shape(q.shape, variant))[0]
     o = empty_output(q)
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     ensure = ensure_described if tiles.descriptors else _ensure_contiguous
@@ -131,9 +128,7 @@ def attention_backward(
     """Compute the gradients of q, k, v and, if there are any, sinks from those of o and, unless it is None, of L."""
     variant, tensors = _variant(options) if options else (PLAIN, ())
     tiles = tiles or default_tiles(q.get_device(), q.dtype, _tiled_shape(q.shape, variant))[1]
-    if variant.documents is not None:
-        tiles = replace(tiles, preprocess=True, descriptors=False)
-    if grad_lse is not None or variant.sinks is not None:
+    if grad_lse is not None or variant.has_tensors:
         tiles = replace(tiles, preprocess=True)
     dq, (dk, dv) = empty_output(q), key_gradients(q, k, v)
     inputs = k, v

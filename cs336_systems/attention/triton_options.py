@@ -80,8 +80,12 @@ def visible_queries(
     BLOCK_M: tl.constexpr,  # queries of a tile, which begin at multiples of it
     BLOCK_N: tl.constexpr,  # keys
     IS_CAUSAL: tl.constexpr,
+    PACKED: tl.constexpr,
 ):
-    """Compute begin, begin_unmasked, end_unmasked and end of the queries that see keys, as in visible_keys."""
+    """Compute begin, begin_unmasked, end_unmasked and end of the queries that see keys, as in visible_keys.
+
+    An incomplete tile of queries needs no mask, unless those of another document follow.
+    """
     begin = 0
     begin_unmasked = 0
     end = n_queries
@@ -97,8 +101,11 @@ def visible_queries(
     if start_n + BLOCK_N > n_keys:
         begin_unmasked = end
     end_unmasked = end
+    if PACKED:
+        end_unmasked = n_queries // BLOCK_M * BLOCK_M
     if window_left is not None:
-        end_unmasked = (start_n + 1 + window_left) // BLOCK_M * BLOCK_M
+        end_unmasked = tl.minimum(end_unmasked, (start_n + 1 + window_left) // BLOCK_M * BLOCK_M)
+    if PACKED or window_left is not None:
         end_unmasked = tl.minimum(tl.maximum(end_unmasked, begin_unmasked), end)
     return begin, begin_unmasked, end_unmasked, end
 
@@ -148,4 +155,10 @@ def locate_in_documents(
     n_other = tl.load(other_ends + document + 1, mask=document < documents, other=0) - other_first
     start = (tile - first // BLOCK - document) * BLOCK
     n_other = tl.where((document < documents) & (start < n_rows), n_other, 0)
-    return start, first.to(tl.int64), n_rows, other_first.to(tl.int64), n_other
+    return start, first, n_rows, other_first, n_other
+
+
+@triton.jit
+def zero_rows_from(tile, end, BLOCK: tl.constexpr):
+    """Replace rows from an end on by zeros: those of other documents, of which no infinity may be multiplied."""
+    return tl.where(tl.arange(0, BLOCK)[:, None] < end, tile, tl.zeros_like(tile))

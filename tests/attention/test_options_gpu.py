@@ -41,6 +41,8 @@ MORE = {
     "packed, unequal": (Case(UNEQUAL, 40, 4, 1, False, packed=True), (BF16, FP32)),
     "packed, window": (Case(DOCUMENTS, 64, 4, 4, False, (33, 64), packed=True), (FP16,)),
     "packed, many": (Case(((1501, 1501),) * 8, 128, 2, 1, True, packed=True), (BF16,)),
+    "packed, many, window": (Case(((1501, 1401),) * 8, 64, 4, 2, True, (333, -1), packed=True, extra=77), (BF16,)),
+    "packed, many, all keys": (Case(((1037, 1201),) * 16, 128, 1, 1, False, packed=True), (FP16,)),
     "packed, short": (Case(((3, 4),) * 1100, 64, 2, 2, True, packed=True, extra=5), (BF16,)),
 }
 CASES = [
@@ -105,13 +107,17 @@ def test_a_cuda_graph_replays_with_other_documents():
     assert not o[599:].any()
 
 
-def test_what_is_no_number_stays_in_its_document():
-    case = Case(((100, 100), (65, 65)), 64, 2, 2, packed=True)
+@pytest.mark.parametrize("n", [100, 17001])
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_what_is_no_number_stays_in_its_document(d, n, is_causal):
+    """With pointers, and with descriptors, which load rows of the next document."""
+    case = Case(((n, n), (65, 65)), d, 2, 2, is_causal, packed=True)
     inputs = make_inputs(case, BF16, "cuda")
-    for name in ("q", "k", "v", "do"):
-        inputs[name][:, :, 100:] = torch.nan
+    for name in ("q", "k", "v", "do", "dlse"):
+        inputs[name][:, :, n:] = torch.nan
     got = results(case, inputs)
-    assert all(x[:, :, :100].isfinite().all() for x in got.values())
+    assert all(x[:, :, :n].isfinite().all() for x in got.values())
 
 
 def test_memory_is_linear():
