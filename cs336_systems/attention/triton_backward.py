@@ -26,7 +26,7 @@ from cs336_systems.attention.triton_load_store import Head, locate
 from cs336_systems.attention.triton_options import locate_in_documents
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window_left", "window_right", "documents"])
 def backward_kernel(
     q,  # [batch, heads, n_queries, HEAD_DIM]: a tensor descriptor if DESCRIPTORS, else a pointer; so are k, v and do
     k,  # [batch, heads / HEADS_PER_KV_HEAD, n_keys, HEAD_DIM]

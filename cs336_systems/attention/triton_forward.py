@@ -16,7 +16,7 @@ from cs336_systems.attention.triton_options import (
 LN_2 = tl.constexpr(0.6931471805599453)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window_left", "window_right", "documents"])
 def forward_kernel(
     q,  # [batch, heads, n_queries, HEAD_DIM]: a tensor descriptor if DESCRIPTORS, else a pointer; so are k and v
     k,  # [batch, heads / HEADS_PER_KV_HEAD, n_keys, HEAD_DIM]

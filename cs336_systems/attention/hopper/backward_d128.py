@@ -89,7 +89,7 @@ class Sources(NamedTuple):
     """The number of query tiles of all heads before."""
 
 
-@gluon.jit(do_not_specialize=["heads", "n_queries", "n_keys"])
+@gluon.jit(do_not_specialize=["heads", "n_queries", "n_keys", "window_left"])
 def attention_backward_d128_kernel(
     q,  # descriptor of [batch, heads, n_queries, d] in boxes of [1, 1, 64, columns], see box_columns
     k,  # descriptor of [batch, heads / HEADS_PER_KV_HEAD, n_keys, d], likewise, but in boxes of at most 64 columns

@@ -60,7 +60,7 @@ class Shared(NamedTuple):
     ds_empty: Any
 
 
-@gluon.jit(do_not_specialize=["heads", "n_queries", "n_keys"])
+@gluon.jit(do_not_specialize=["heads", "n_queries", "n_keys", "window_left"])
 def attention_backward_d64_kernel(
     q,  # descriptor of [batch, heads, n_queries, d] in tiles of [1, 1, 64, 64]
     k,  # descriptor of [batch, heads / HEADS_PER_KV_HEAD, n_keys, d], likewise

@@ -66,7 +66,7 @@ class Shared(NamedTuple):
     """Barrier of each stage: all consumers have read its tiles."""
 
 
-@gluon.jit(do_not_specialize=["heads", "n_queries", "n_keys"])
+@gluon.jit(do_not_specialize=["heads", "n_queries", "n_keys", "window_left"])
 def attention_forward_kernel(
     q,  # descriptor of [batch, heads, n_queries, d] in boxes of [1, 1, 64, columns], see box_columns
     k,  # descriptor of [batch, heads / HEADS_PER_KV_HEAD, n_keys, d] in boxes of [1, 1, BLOCK_N, columns]
