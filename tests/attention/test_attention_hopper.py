@@ -525,7 +525,7 @@ def test_kernels_are_valid_gluon(name):
     [
         ("backward, d 64", 16, 40, 0),
         pytest.param("backward, d 64, shared", 16, 40, 0, marks=pytest.mark.slow),
-        pytest.param("backward, d 64, window", 16, 88, 0, marks=pytest.mark.slow),
+        pytest.param("backward, d 64, window", 16, 72, 6, marks=pytest.mark.slow),
         pytest.param("backward, d 80", 26, 40, 0, marks=pytest.mark.slow),
         pytest.param("backward, d 96", 28, 64, 1, marks=pytest.mark.slow),
     ],
@@ -536,7 +536,7 @@ def test_products_of_the_kernels_with_the_fewest_free_registers_stay_asynchronou
     """Elsewhere ptxas would wait for each product at once, ignore the registers asked for, or spill in the main loops.
 
     Some bytes are what warpgroups save around all their work, and in the few steps that need a mask; in the others one
-    register may be reloaded.
+    register may be reloaded, and with a window at d 64 six are saved or reloaded in 355 instructions.
     """
     each = launches()[name]
     compiled = compile_kernel(source(each), target=HOPPER, options=each.options)

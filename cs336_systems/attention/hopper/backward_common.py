@@ -106,9 +106,8 @@ def probabilities(
     lse,
     start_m,
     first_query,  # that sees a key
-    last_query,  # if WINDOWED
     softmax_scale_log2,
-    WINDOWED: gl.constexpr,
+    window_left,
     MASKED: gl.constexpr,
 ):
     """P^T, [64 keys, 64 queries] fp32; queries beyond the end have an infinite L and P = 0."""
@@ -118,9 +117,8 @@ def probabilities(
         column = gl.arange(0, 64, layout=gl.SliceLayout(0, scores.type.layout))
         first_column = (first_query - start_m)[:, None] - (column & 6)[None, :]
         p = gl.where((column & ~6)[None, :] >= first_column, p, 0.0)
-        if WINDOWED:
-            last_column = (last_query - start_m)[:, None] - (column & 6)[None, :]
-            p = gl.where((column & ~6)[None, :] <= last_column, p, 0.0)
+        if window_left is not None:  # the last query that sees a key is the first one's window_left-th successor
+            p = gl.where((column & ~6)[None, :] <= first_column + window_left, p, 0.0)
     return p
 
 

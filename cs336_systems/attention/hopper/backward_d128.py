@@ -268,10 +268,6 @@ def sum_dkdv(
     work = locate(n_queries, n_keys, window_left, IS_CAUSAL, RAGGED)
     start_n = work.start_n + INDEX * 64
     first_query = first_queries(start_n, n_keys, S, IS_CAUSAL, RAGGED)
-    last_query = first_query
-    WINDOWED: gl.constexpr = window_left is not None
-    if WINDOWED:
-        last_query = start_n + window_left + gl.arange(0, 64, layout=gl.SliceLayout(1, S))
     zero = gl.zeros([64, 64], gl.float32, S)
     dk_sum = zero_sums(BLOCK_D)
     dv_sum = zero_sums(BLOCK_D)
@@ -285,13 +281,13 @@ def sum_dkdv(
     for j in range(masked):
         start_m = query_tile(work, j, window_left, IS_CAUSAL) * 64
         dk_sum, dv_sum = step(
-            *(j, start_m, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query, last_query),
-            *(softmax_scale_log2, INDEX, BLOCK_D, WINDOWED, True),
+            *(j, start_m, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query),
+            *(softmax_scale_log2, window_left, INDEX, BLOCK_D, True),
         )
     for j in range(masked, work.steps):
         dk_sum, dv_sum = step(
-            *(j, 0, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query, last_query),
-            *(softmax_scale_log2, INDEX, BLOCK_D, WINDOWED, False),
+            *(j, 0, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query),
+            *(softmax_scale_log2, window_left, INDEX, BLOCK_D, False),
         )
     if INDEX == 0:
         wait_for_turn(0)  # the last turn given, which nobody else takes
@@ -310,11 +306,10 @@ def step(
     zero,
     shared,
     first_query,
-    last_query,
     softmax_scale_log2,
+    window_left,
     INDEX: gl.constexpr,
     BLOCK_D: gl.constexpr,
-    WINDOWED: gl.constexpr,
     MASKED: gl.constexpr,
 ):
     """Add the contribution of 64 queries to dK and dV."""
@@ -334,7 +329,7 @@ def step(
     scores = multiply_transposed(k_tile, q_tile, zero)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     give_turn(1 - INDEX)
-    p = probabilities(scores, lse, start_m, first_query, last_query, softmax_scale_log2, WINDOWED, MASKED)
+    p = probabilities(scores, lse, start_m, first_query, softmax_scale_log2, window_left, MASKED)
     if BLOCK_D > 96:
         v_tile = matrix_of(shared.v, INDEX + none)
     dp = multiply_transposed(v_tile, do_tile, zero)

@@ -175,10 +175,6 @@ def sum_dkdv(
     work = locate(n_queries, n_keys, window_left, IS_CAUSAL, RAGGED)
     start_n = work.start_n + INDEX * 64
     first_query = first_queries(start_n, n_keys, S, IS_CAUSAL, RAGGED)
-    last_query = first_query
-    WINDOWED: gl.constexpr = window_left is not None
-    if WINDOWED:
-        last_query = start_n + window_left + gl.arange(0, 64, layout=gl.SliceLayout(1, S))
     zero = gl.zeros([64, 64], gl.float32, S)
     dk_sum = gl.zeros([64, 64], gl.float32, S)
     dv_sum = gl.zeros([64, 64], gl.float32, S)
@@ -192,13 +188,13 @@ def sum_dkdv(
     for j in range(masked):
         start_m = query_tile(work, j, window_left, IS_CAUSAL) * 64
         scores, dk_sum, dv_sum = step(
-            *(j, start_m, scores, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query, last_query),
-            *(softmax_scale_log2, INDEX, WINDOWED, True),
+            *(j, start_m, scores, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query),
+            *(softmax_scale_log2, window_left, INDEX, True),
         )
     for j in range(masked, work.steps):
         scores, dk_sum, dv_sum = step(
-            *(j, 0, scores, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query, last_query),
-            *(softmax_scale_log2, INDEX, WINDOWED, False),
+            *(j, 0, scores, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query),
+            *(softmax_scale_log2, window_left, INDEX, False),
         )
     store_gradient(dv, (dv_sum,), 1.0, (shared.v.index(INDEX),), heads, start_n)
     store_gradient(dk, (dk_sum,), softmax_scale, (shared.v.index(INDEX),), heads, start_n)
@@ -216,10 +212,9 @@ def step(
     zero,
     shared,
     first_query,
-    last_query,
     softmax_scale_log2,
+    window_left,
     INDEX: gl.constexpr,
-    WINDOWED: gl.constexpr,
     MASKED: gl.constexpr,
 ):
     """Add the contribution of 64 queries to dK and dV, and compute the next step's scores."""
@@ -232,7 +227,7 @@ def step(
     wait_full(shared.do_full, j, STAGES)
     dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), zero, use_acc=False, is_async=True)
     lse = shared.lse.index(stage).load(gl.SliceLayout(0, S))
-    p = probabilities(scores, lse, start_m, first_query, last_query, softmax_scale_log2, WINDOWED, MASKED)
+    p = probabilities(scores, lse, start_m, first_query, softmax_scale_log2, window_left, MASKED)
     dv = warpgroup_mma(unpack(pack(p, DTYPE), DTYPE, OPERAND), do_tile, dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=(dp,))
     ds = p * (dp - shared.delta.index(stage).load(gl.SliceLayout(0, S))[None, :])
