@@ -65,12 +65,6 @@ def obstacle(dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size) -> st
     return "" if is_faster(q_shape, k_shape) else "the Triton kernels are faster for these shapes"
 
 
-def supports(is_causal: bool, options: Options) -> bool:
-    """Whether these kernels have options: sinks and, with a causal mask, a window."""
-    has_window = options.window_left >= 0 or options.window_right >= 0
-    return not options.softcap and options.cu_seqlens_q is None and (is_causal or not has_window)
-
-
 def is_faster(q_shape: torch.Size, k_shape: torch.Size) -> bool:
     """Whether these kernels are faster than the Triton kernels for inputs of these shapes.
 
@@ -94,8 +88,8 @@ def attention_forward(
 ) -> tuple[Tensor, Tensor]:
     """Compute the output, like q, and its log-sum-exp L, [..., n_queries] fp32, natural logarithm.
 
-    Scores are multiplied by scale, 1 / √d if None; options are fields of Options that these kernels have, see supports.
-    Tiles are the default ones unless an experiment passes its own.
+    Scores are multiplied by scale, 1 / √d if None; options are the fields of Options, of which sinks and, with a
+    causal mask, a window may be set. Tiles are the default ones unless an experiment passes its own.
     """
     window_left, sinks = _split(options)
     o = empty_output(q)
