@@ -164,7 +164,6 @@ def excess(case: Case, inputs: dict[str, Tensor], got: dict[str, Tensor]) -> dic
     return beyond_twice(got, plain, want, max(lengths) ** 0.5 if narrow else 0.0)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_options(name, dtype):
