@@ -20,7 +20,6 @@ from cs336_systems.attention.chip import H200
 from cs336_systems.attention.tile_config import forward_tiles
 from cs336_systems.benchmarks import flash_ablation, memory_profile
 from cs336_systems.benchmarks.command_line import device_of_rank, resolve_device
-from cs336_systems.benchmarks.ladder import energy
 from cs336_systems.experiments.base import make_cell
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.kernel_profile import prepare_profiler
@@ -99,8 +98,7 @@ def operators(cell, device=CPU):
     """The operators that run while a cell is measured."""
     prepare_profiler(device)  # once per process, in the first cell that is profiled
     torch.manual_seed(0)
-    # The steps whose energy is counted: one, not as many as fill a time.
-    with mock.patch.object(energy, "SECONDS", 1e-9), Operators() as seen:
+    with Operators() as seen:
         measure(cell, device)
     return seen
 
