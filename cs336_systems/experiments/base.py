@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from annotated_types import Ge
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
@@ -64,7 +64,7 @@ class Experiment(metaclass=type):  # noqa: UP050 (mypy takes no other class for 
 
     def __init_subclass__(cls) -> None:
         """Look up the units of its metrics, unless it has metrics of its own."""
-        if "metrics" not in vars(cls):
+        if "name" in vars(cls) and "metrics" not in vars(cls):
             cls.metrics = {name: metric.unit for name, metric in METRICS.get(cls.name, {}).items()}
 
     def training_steps(self) -> dict[str, Setting]:
@@ -88,6 +88,27 @@ class Experiment(metaclass=type):  # noqa: UP050 (mypy takes no other class for 
         It absorbs one-time costs of the process: initialization, first launches, growth of memory pools.
         """
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelExperiment(Experiment):
+    """Parameters of a cell that runs a whole language model."""
+
+    size: Size = "small"
+    """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as
+    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
+    context: Positive = 512
+    """Tokens per sequence."""
+    batch_size: Positive = 4
+    """Sequences per batch."""
+    vocab_size: Positive = 10_000
+    """Rows of the embedding and of the output head."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """fp32 with TF32 off, or bf16 autocast over fp32 weights."""
+
+    def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
+        """Describe the step."""
+        yield "", Setting.of(vars(self))
 
 
 E = TypeVar("E", bound="Experiment")

@@ -19,7 +19,7 @@ from cs336_systems.accounting.contenders import (
     to_peers,
 )
 from cs336_systems.accounting.setting import Setting
-from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, Positive, Size
+from cs336_systems.experiments.base import ModelClass, ModelExperiment, NonNegative, Positive, Size
 from cs336_systems.experiments.contender import VARIATION_MB, Declared, contender_settings, names_of
 from cs336_systems.implementations import parse_all
 
@@ -120,15 +120,35 @@ def own_next_to(contenders: Sequence[Declared]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def planned_steps(cell: Any, metric: str) -> int | None:
-    """Count samples: one per timed step, per timed phase, and per part of the timeline."""
-    planned = {"step": cell.rounds * cell.steps, "timeline": TIMELINE_PARTS, "host": HOST_STEPS}
-    planned |= dict.fromkeys(PHASES, PHASE_STEPS)
-    return planned.get(metric)
+@dataclass(frozen=True, kw_only=True)
+class TrainingOnRanks(ModelExperiment):
+    """Parameters of a cell in which contenders train a model on several ranks."""
+
+    contenders: ClassVar[tuple[Declared, ...]]
+    timed: ClassVar[str] = "step"
+    settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "rounds", "warmup", "steps", "model")
+    added_later: ClassVar[Mapping[str, Any]] = {"implementation": ""}
+
+    size: Size = "xl"
+    batch_size: Positive = 4
+    """Sequences per process."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """fp32 with TF32 off, or bf16 autocast over fp32 weights, whose gradients are fp32."""
+
+    def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
+        """Describe the step of each contender."""
+        return contender_settings(self)
+
+    @classmethod
+    def planned_samples(cls, cell: Any, metric: str) -> int | None:
+        """Count samples: one per timed step, per timed phase, and per part of the timeline."""
+        planned = {"step": cell.rounds * cell.steps, "timeline": TIMELINE_PARTS, "host": HOST_STEPS}
+        planned |= dict.fromkeys(PHASES, PHASE_STEPS)
+        return planned.get(metric)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataParallelTraining(Experiment):
+class DataParallelTraining(TrainingOnRanks):
     """Train a Transformer language model with each data-parallel wrapper, and measure the cost of communication."""
 
     name: ClassVar[str] = "data_parallel"
@@ -139,22 +159,8 @@ class DataParallelTraining(Experiment):
         "kind": (*WORK, *PARTS),
     }
     """Allowed values, or prefixes, of these columns; validation reads it from every experiment."""
-    timed: ClassVar[str] = "step"
-    settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "rounds", "warmup", "steps", "model")
     numeric_tests: ClassVar[tuple[str, ...]] = ("parallel.test_data_parallel", "verify.test_ours")
-    added_later: ClassVar[Mapping[str, Any]] = {"implementation": ""}
 
-    size: Size = "xl"
-    """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as
-    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
-    context: Positive = 512
-    """Tokens per sequence."""
-    batch_size: Positive = 4
-    """Sequences per process."""
-    vocab_size: Positive = 10_000
-    """Rows of the embedding and of the output head."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """fp32 with TF32 off, or bf16 autocast over fp32 weights, whose gradients are fp32."""
     compiled: bool = False
     """Whether each Transformer block is compiled by itself, so that gradients arrive block by block, and on a GPU the
     whole step replayed from a CUDA graph: then steps are device-bound."""
@@ -174,12 +180,3 @@ class DataParallelTraining(Experiment):
     implementation: Annotated[str, own_next_to(CONTENDERS)] = ""
     """Wrappers of your own that take part, as NAME=package.module:name, separated by commas. Each is called with the
     module, and bucket_size_mb=100 if it takes that; finish_gradient_synchronization() follows the backward pass."""
-
-    def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
-        """Describe the step of each contender."""
-        return contender_settings(self)
-
-    @classmethod
-    def planned_samples(cls, cell: Any, metric: str) -> int | None:
-        """As of all training on several ranks."""
-        return planned_steps(cell, metric)

@@ -1,15 +1,14 @@
 """Parameters of the end-to-end timing experiment."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from cs336_systems.accounting.setting import Setting
-from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, Positive, Size
+from cs336_systems.experiments.base import ModelClass, ModelExperiment, NonNegative, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndToEnd(Experiment):
+class EndToEnd(ModelExperiment):
     """Time the forward pass, the backward pass and the whole training step of a Transformer language model."""
 
     name: ClassVar[str] = "end_to_end"
@@ -18,17 +17,6 @@ class EndToEnd(Experiment):
     numeric_tests: ClassVar[tuple[str, ...]] = ("test_model", "test_training_step")
     added_later: ClassVar[Mapping[str, Any]] = {"cold_start": False}
 
-    size: Size = "small"
-    """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as
-    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
-    context: Positive = 512
-    """Tokens per sequence."""
-    batch_size: Positive = 4
-    """Sequences per batch."""
-    vocab_size: Positive = 10_000
-    """Rows of the embedding and of the output head."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """fp32 with TF32 off, or bf16 autocast over fp32 weights."""
     compiled: bool = False
     """Whether the model runs through torch.compile."""
     attention: Literal["plain", "flash", "sdpa"] = "plain"
@@ -46,10 +34,6 @@ class EndToEnd(Experiment):
     cold_start: bool = False
     """Whether a job starts with its first cell at once. If not, it first measures that cell, eager and with one timed
     step, and drops the result, so that no cell pays the one-time costs of the process."""
-
-    def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
-        """Describe the step."""
-        yield "", Setting.of(vars(self))
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:

@@ -1,6 +1,6 @@
 """Parameters of the experiment on fully sharded data parallelism."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
@@ -8,16 +8,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge
 
 from cs336_systems.accounting.contenders import by_block, by_layer, fully_shard, to_peers
-from cs336_systems.accounting.setting import Setting
-from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, Positive, Size
-from cs336_systems.experiments.contender import VARIATION_MB, Declared, contender_settings, names_of
+from cs336_systems.experiments.base import ModelClass, NonNegative, Positive, Size
+from cs336_systems.experiments.contender import VARIATION_MB, Declared, names_of
 from cs336_systems.experiments.data_parallel import (
     BASELINE,
     BUILDERS,
     PARTS,
     WORK,
+    TrainingOnRanks,
     own_next_to,
-    planned_steps,
 )
 
 
@@ -60,7 +59,7 @@ COLLECTIVES = ("all_gather", "reduce_scatter")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FullyShardedTraining(Experiment):
+class FullyShardedTraining(TrainingOnRanks):
     """Train a Transformer language model with replicated or sharded state, and measure the cost of gathering it."""
 
     name: ClassVar[str] = "fsdp"
@@ -71,24 +70,13 @@ class FullyShardedTraining(Experiment):
         "kind": (*WORK, *COLLECTIVES, *PARTS),
     }
     """Allowed values, or prefixes, of these columns, as in data parallelism."""
-    timed: ClassVar[str] = "step"
-    settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "rounds", "warmup", "steps", "model")
     numeric_tests: ClassVar[tuple[str, ...]] = (
         "parallel.test_fsdp",
         "parallel.test_sharded_optimizer",
         "verify.test_ours",
     )
-    added_later: ClassVar[Mapping[str, Any]] = {"implementation": ""}
 
     size: Size = "2.7B"
-    """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as
-    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
-    context: Positive = 512
-    """Tokens per sequence."""
-    batch_size: Positive = 4
-    """Sequences per process."""
-    vocab_size: Positive = 10_000
-    """Rows of the embedding and of the output head."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """fp32 with TF32 off, or bf16 compute over fp32 weights: by autocast if the weights are replicated, and by
     gathering them and reducing their gradients in bf16 if they are sharded."""
@@ -107,12 +95,3 @@ class FullyShardedTraining(Experiment):
     """Wrappers of your own that take part, as NAME=package.module:name, separated by commas. Each is called with the
     module and compute_dtype; finish_gradient_synchronization() follows the backward pass. The whole weights are those
     of gather_full_parameters() or gather_full_params(), or of its parameters."""
-
-    def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
-        """Describe the step of each contender."""
-        return contender_settings(self)
-
-    @classmethod
-    def planned_samples(cls, cell: Any, metric: str) -> int | None:
-        """Count samples as for all training on several ranks."""
-        return planned_steps(cell, metric)

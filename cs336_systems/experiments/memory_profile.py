@@ -1,15 +1,13 @@
 """Parameters of the memory profile."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from cs336_systems.accounting.setting import Setting
-from cs336_systems.experiments.base import Experiment, ModelClass, Positive, Size
+from cs336_systems.experiments.base import ModelClass, ModelExperiment
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryProfile(Experiment):
+class MemoryProfile(ModelExperiment):
     """Follow the memory of one step of a Transformer language model, allocation by allocation."""
 
     name: ClassVar[str] = "memory_profile"
@@ -17,17 +15,6 @@ class MemoryProfile(Experiment):
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "model")
     numeric_tests: ClassVar[tuple[str, ...]] = ("test_model", "test_training_step", "test_memory_history_gpu")
 
-    size: Size = "small"
-    """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as
-    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
-    context: Positive = 512
-    """Tokens per sequence."""
-    batch_size: Positive = 4
-    """Sequences per batch."""
-    vocab_size: Positive = 10_000
-    """Rows of the embedding and of the output head."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """fp32 with TF32 off, or bf16 autocast over fp32 weights."""
     attention: Literal["plain", "flash", "sdpa"] = "plain"
     """plain materializes the score matrix; flash is this project's FlashAttention-2; sdpa is PyTorch's
     scaled_dot_product_attention."""
@@ -36,7 +23,3 @@ class MemoryProfile(Experiment):
     mode: Literal["inference", "forward", "train_step"] = "train_step"
     """Kind of step. inference: the logits, under no_grad; forward: logits and loss, with the graph that a backward
     pass needs; train_step: backward pass and AdamW's update too."""
-
-    def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
-        """Describe the step."""
-        yield "", Setting.of(vars(self))

@@ -1,9 +1,9 @@
 """Parameters of the experiment on optimizers whose state is sharded."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge
 
@@ -16,16 +16,16 @@ from cs336_systems.accounting.contenders import (
     in_buckets,
     together,
 )
-from cs336_systems.accounting.setting import Scheme, Setting
-from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, Positive, Size
-from cs336_systems.experiments.contender import VARIATION_MB, Declared, contender_settings, names_of
+from cs336_systems.accounting.setting import Scheme
+from cs336_systems.experiments.base import ModelClass, NonNegative, Positive
+from cs336_systems.experiments.contender import VARIATION_MB, Declared, names_of
 from cs336_systems.experiments.data_parallel import (
     BUILDERS,
     DDP_MB,
     PARTS,
     WORK,
+    TrainingOnRanks,
     own_next_to,
-    planned_steps,
 )
 
 HELD = ("parameters", "gradients", "optimizer_state")
@@ -90,7 +90,7 @@ CONTENDERS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerSharding(Experiment):
+class OptimizerSharding(TrainingOnRanks):
     """Train a Transformer language model with sharded optimizers, and measure their memory and time."""
 
     name: ClassVar[str] = "optimizer_sharding"
@@ -103,22 +103,8 @@ class OptimizerSharding(Experiment):
         "kind": (*WORK, *PARTS),
     }
     """Allowed values, or prefixes, of these columns, as in data parallelism."""
-    timed: ClassVar[str] = "step"
-    settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "rounds", "warmup", "steps", "model")
     numeric_tests: ClassVar[tuple[str, ...]] = ("parallel.test_data_parallel", "parallel.test_sharded_optimizer")
-    added_later: ClassVar[Mapping[str, Any]] = {"implementation": ""}
 
-    size: Size = "xl"
-    """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as
-    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
-    context: Positive = 512
-    """Tokens per sequence."""
-    batch_size: Positive = 4
-    """Sequences per process."""
-    vocab_size: Positive = 10_000
-    """Rows of the embedding and of the output head."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """fp32 with TF32 off, or bf16 autocast over fp32 weights, whose gradients are fp32."""
     processes: Annotated[int, Ge(2)] = 2  # type: ignore[misc]  # a class variable of experiments that do not vary it
     """Processes that train together, one per GPU where there are GPUs."""
     rounds: Positive = 2
@@ -133,13 +119,9 @@ class OptimizerSharding(Experiment):
     """Sharded optimizers of your own that take part, as NAME=package.module:name, separated by commas. Each is called
     with the parameters, AdamW's class and its arguments; gradients are averaged by this project's bucketed wrapper."""
 
-    def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
-        """Describe the step of each contender."""
-        return contender_settings(self)
-
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:
         """Count samples: one per rank for memory, else as for all training on several ranks."""
         if metric in ("held", "allocated", "peak_memory"):
             return cell.processes
-        return planned_steps(cell, metric)
+        return super().planned_samples(cell, metric)

@@ -22,5 +22,5 @@ ON_REQUEST: dict[str, type[Experiment]] = {}
 """Those that are measured only when they are asked for by name: they say `on_request`."""
 KINDS: Mapping[str, type[Experiment]] = ChainMap(EXPERIMENTS, ON_REQUEST)
 """All of them."""
-for _kind in filter(lambda kind: kind is not Experiment, _experiments()):
+for _kind in filter(lambda kind: "name" in vars(kind), _experiments()):  # no base class
     (ON_REQUEST if getattr(_kind, "on_request", False) else EXPERIMENTS)[_kind.name] = _kind
