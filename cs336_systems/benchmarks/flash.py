@@ -5,7 +5,7 @@ Launch: python -m cs336_systems.benchmarks.flash --sequence 1024 --implementatio
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -17,7 +17,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from cs336_systems.attention import plain_attention
 from cs336_systems.benchmarks.comparison.attention_builders import build
 from cs336_systems.benchmarks.comparison.device_clock import take_persisting_l2
-from cs336_systems.benchmarks.comparison.exact_attention import AttentionCall, require_attention
+from cs336_systems.benchmarks.comparison.exact_attention import (
+    TOLERANCE,
+    WITHOUT_FP8,
+    AttentionCall,
+    require_attention,
+)
 from cs336_systems.benchmarks.comparison.least_times import require_possible
 from cs336_systems.benchmarks.comparison.new_inputs import (
     require_the_same_on_new_inputs,
@@ -97,7 +102,7 @@ def measure_on_gpu(cell: Flash, device: torch.device) -> list[Measurement]:
     forward_backward()
     peak = peak_memory(device, above=workspaces)
     # Not before: first_call compiles, and this takes memory.
-    require_attention(call, (q, k, v), is_causal=cell.causal, foreign=contender.foreign or contender.own)
+    require_right(cell, call, (q, k, v))
     if contender.own:
         require_timers()
     launched = launches(contender, forward_backward, device)
@@ -133,6 +138,14 @@ def measure_on_gpu(cell: Flash, device: torch.device) -> list[Measurement]:
         require_possible(timed, (q, k, v), cell.precision, torch.cuda.get_device_name(device), is_causal=cell.causal)
         require_the_same_on_new_inputs(call, (q, k, v), timed, is_causal=cell.causal)
     return measurements
+
+
+def require_right(cell: Flash, call: AttentionCall, inputs: Sequence[Tensor]) -> None:
+    """Compare an implementation with float64, a user's own by a smaller tolerance."""
+    own = cell.contender.own
+    tolerance = WITHOUT_FP8 if own else TOLERANCE
+    foreign = cell.contender.foreign or own
+    require_attention(call, inputs, is_causal=cell.causal, foreign=foreign, tolerance=tolerance)
 
 
 def seconds_of(measurements: Iterable[Measurement]) -> dict[str, float]:
@@ -230,7 +243,7 @@ def measure_on_cpu(cell: Flash, device: torch.device) -> list[Measurement]:
     contender = cell.contender
     call = build(cell)
     q, k, v = make_inputs(cell, device)
-    require_attention(call, (q, k, v), is_causal=cell.causal, foreign=contender.foreign or contender.own)
+    require_right(cell, call, (q, k, v))
     o: Tensor
 
     def forward() -> None:

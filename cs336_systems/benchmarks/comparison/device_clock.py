@@ -16,7 +16,8 @@ from cs336_systems.benchmarks.comparison.refusal import refuse
 FLUSHED = 2**28
 """Bytes that are written before each lap, more than any L2 cache holds: as many as Triton's do_bench writes."""
 AHEAD = 1_000_000
-"""Cycles that the device waits before a lap, about 0.5 ms, in which the host gets ahead: a lap is the device's time."""
+"""Cycles that the device waits before a lap, about 0.5 ms, so that the host gets ahead: if it needs no longer, a lap is
+the device's time. Work that does not wait for the timed stream may hide there, but not in a trace."""
 LATE_S = 1e-4
 """Seconds that the host waits for an idle device, at most."""
 PERSISTING_L2 = 6
@@ -32,7 +33,7 @@ spin: Any = getattr(torch._C, "_cuda_sleep", None)
 
 
 def lap(work: Callable[[], Sequence[Tensor]], device: torch.device) -> tuple[float, list[Tensor]]:
-    """Time work that begins with a cold L2 cache, in seconds, until the device is idle.
+    """Time work that begins with a cold L2 cache, in seconds, and what the device does after the results are copied.
 
     Returns:
         The time, and copies of the results as they were when the timed stream, or on a CPU the call, was done.
@@ -44,7 +45,7 @@ def lap(work: Callable[[], Sequence[Tensor]], device: torch.device) -> tuple[flo
         start = now()
         results = work()
         seconds = now() - start
-        return seconds, _copies(results)
+        return seconds, copies_of(results)
     stream = _current_stream(device)
     begin, end, copied = (_Event(enable_timing=True) for _ in range(3))
     flush_l2(device)
@@ -55,7 +56,7 @@ def lap(work: Callable[[], Sequence[Tensor]], device: torch.device) -> tuple[flo
     if _current_stream(device) != stream:
         _set_stream(stream)
         refuse("it leaves another stream current", foreign=True)
-    copies = _copies(results)
+    copies = copies_of(results)
     copied.record(stream)
     copied.synchronize()
     start = now()
@@ -64,7 +65,7 @@ def lap(work: Callable[[], Sequence[Tensor]], device: torch.device) -> tuple[flo
     return begin.elapsed_time(end) / 1e3 + other_streams, copies
 
 
-def _copies(results: Sequence[Tensor]) -> list[Tensor]:
+def copies_of(results: Sequence[Tensor]) -> list[Tensor]:
     """Copy results at once.
 
     Raises:
@@ -86,7 +87,8 @@ def take_persisting_l2() -> int:
     """Set no part of the L2 cache aside any more; return the bytes that were."""
     size = ctypes.c_size_t()
     _driver().cuCtxGetLimit(ctypes.byref(size), PERSISTING_L2)  # leaves 0 where the device has no such limit
-    _driver().cuCtxSetLimit(PERSISTING_L2, ctypes.c_size_t(0))
+    if size.value:
+        _driver().cuCtxSetLimit(PERSISTING_L2, ctypes.c_size_t(0))
     return size.value
 
 
