@@ -37,6 +37,7 @@ def kept_block(setting: Setting) -> int:
     scores = (BF16 * setting.pairs) if setting.attention == "plain" else 0
     return setting.tokens * per_token + scores
 
+
 def _widths(setting: Setting) -> int:
     """Bytes per token that grow with the width of the model."""
     d, d_ff = setting.shape.d_model, setting.shape.d_ff
