@@ -332,17 +332,17 @@ def launch_results(case: Case, inputs: dict[str, Tensor], launch) -> dict[str, T
 
 
 @pytest.fixture(scope="module")
-def interpreted(request) -> dict[str, dict[str, str]]:
+def interpreted_options(request) -> dict[str, dict[str, str]]:
     environment = interpreter_environment()
-    cases = [test.callspec.params["case"] for test in request.session.items if "interpreted" in test.fixturenames]
+    cases = [test.callspec.params["case"] for test in request.session.items if "interpreted_options" in test.fixturenames]
     run = subprocess.run([sys.executable, __file__, *cases], env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=() if case in FEW else pytest.mark.slow) for case in CASES])
-def test_kernels_interpreted(interpreted, case):
-    assert not interpreted[case]
+def test_kernels_interpreted(interpreted_options, case):
+    assert not interpreted_options[case]
 
 
 if __name__ == "__main__":
