@@ -225,4 +225,5 @@ def summed_up(cases: Sequence[Judged], words: str) -> str:
     if cases and others == len(cases):
         return f"{others} cases {words} not supported"
     more = f" and {others} not supported" if others else ""
+    more += f" and {late} timed out" if (late := counts["timed out"]) else ""
     return f"{counts['passed']} of {len(cases) - others} cases {words} right{more}"

@@ -97,6 +97,7 @@ def test_what_never_ends_has_timed_out(judged):
     found = judged("import time\ndef f(q, k, v, is_causal=False):\n    time.sleep(300)\n", limit_s=5)
     assert (found.verdict, time.monotonic() - start < 30) == (TIMED_OUT, True)
     assert found.reason.startswith("fp32 forward ([4, 128, 64], all keys): it takes longer than 5 s (0 of 12 cases")
+    assert "0 of 24 cases beyond it right and 24 timed out" in found.reason
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
