@@ -17,7 +17,7 @@ from cs336_systems.accounting.attention import (
 )
 from cs336_systems.accounting.optimizer_sharding import fp32_adamw
 from cs336_systems.accounting.peak_memory import peak, saved_for_backward
-from cs336_systems.accounting.transformer import adamw_bytes, parameter_tensors
+from cs336_systems.accounting.transformer import adamw_bytes, matmul_flops, parameter_tensors
 from cs336_systems.accounting.units import FP32_BYTES, MIB
 from cs336_systems.experiments.contender import Declared, names_of
 from cs336_systems.experiments.data_parallel import BASELINE
@@ -443,8 +443,10 @@ def peak_flops(gpu: Gpu, it: Reading) -> float:
 
 
 def flops(it: Reading) -> float:
-    """The operations of the matmuls of a step, or of a pass of attention."""
+    """The operations of the matmuls of a step, whole or timed alone, or of a pass of attention."""
     row = it.row
+    if row["metric"] == "floor":
+        return 3 * matmul_flops(*model_of(row), row["batch_size"] * row["context"])
     if row["metric"] == "step":
         return flops_of(row, row.get("mode", "train_step"), causal=it.experiment == "training_ladder")
     shape = row["batch_size"], row.get("heads", 1), row["sequence"], row["d"]
@@ -624,6 +626,7 @@ LAWS = {
     ],
     "no step, and no attention pass, is faster than its matmuls at the data sheet's dense peak": [
         *(Law(name, "step", at_the_peak, column="median") for name in STEPS),
+        Law("training_ladder", "floor", at_the_peak, column="median", where={"work": "matmuls"}),
         *(Law("attention", each, at_the_peak, column="median") for each in ("forward", "backward")),
         *(Law("flash", each, at_the_peak, column="median") for each in PASSES),
     ],
