@@ -9,6 +9,7 @@ from cs336_systems.limits import AHEAD, REDUCTIONS
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say, tell
 from scripts.rendering.grid import Columns
 from scripts.rendering.markup import Tile, escape, times
+from scripts.views.closed_forms import sized
 from scripts.views.comparison import (
     Duel,
     contenders,
@@ -67,7 +68,8 @@ def tiles(found: Found) -> list[Tile]:
     asked = next(iter(found["against"]), None)
     if not found["s"] or not found["s"]["gpu"] or asked is None or not asked.speed.faster:
         return []
-    meaning = escape(f"our FSDP against PyTorch's fully_shard: {asked.cell}")
+    model = f"{sized(asked.first)}{asked.cell.removeprefix(asked.first['label'])}"
+    meaning = escape(f"our FSDP against PyTorch's fully_shard: {model}")
     return [Tile(times(asked.speed.ratio), meaning, "gain over fully_shard")]
 
 

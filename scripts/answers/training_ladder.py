@@ -22,6 +22,7 @@ from scripts.rendering.answer import (
 )
 from scripts.rendering.grid import Columns, crossed, grid
 from scripts.rendering.markup import Tile, Typst, fixed_point, measured, milliseconds
+from scripts.views.closed_forms import sized
 from scripts.views.data import last, measured_machine, one
 from scripts.views.training_ladder import (
     MFU_CONVENTIONS,
@@ -123,8 +124,9 @@ def tiles(found: Found) -> list[Tile]:
     ladder = found["ends"][-1]
     best, begin = fastest(ladder), ladder.iloc[0]
     meaning = say(
-        "the fastest training step of {best[label]}: {best[utilization]:percent} of the bf16 peak, and "
+        "the fastest training step of {model}: {best[utilization]:percent} of the bf16 peak, and "
         "{begin[step] / best[step]:times} as fast as the first rung ({begin[title]})",
+        model=sized(best),
         best=best,
         begin=begin,
     )

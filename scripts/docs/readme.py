@@ -5,15 +5,14 @@ from pathlib import Path
 
 from pandas import DataFrame, Series
 
-from cs336_systems.accounting.transformer import parameters
 from cs336_systems.compare.speed import SAME, UNDECIDED
 from cs336_systems.experiments.fsdp import FullyShardedTraining
-from cs336_systems.sizes import parse_size
 from scripts.answers.fsdp import against_pytorch
 from scripts.docs.markdown import table, with_table
 from scripts.rendering.markup import milliseconds
 from scripts.views.attention_calls import OURS
 from scripts.views.attention_times import call_table
+from scripts.views.closed_forms import sized
 from scripts.views.comparison import Duel, contenders, duels
 from scripts.views.data import at_one_setting, first, load_recorded, one, select
 from scripts.views.data_parallel import PYTORCH, wrappers
@@ -64,7 +63,7 @@ def ladder(rows: DataFrame) -> Iterator[list[str]]:
     for rungs in ends(rung_table(rows))[-1:]:
         own, rungs = fastest(rungs), rungs.assign(shown=rungs["step"])
         others = {title: one(rungs, rung=name) for name, title in RUNGS.items()}
-        what = f"{size(own)}, {own['batch_size']} × {own['context']} tokens: training step with exact AdamW"
+        what = f"{sized(own)}, {own['batch_size']} × {own['context']} tokens: training step with exact AdamW"
         yield from line(what, Series({**own, "shown": own["step"]}), others)
 
 
@@ -73,13 +72,7 @@ def duel(found: list[Duel], what: str, rival: str) -> Iterator[list[str]]:
     for asked in found[:1]:
         own, other = (Series({**row, "shown": row["median"]}) for row in (asked.first, asked.other))
         where = asked.cell.removeprefix(f"{own['label']}, ")
-        yield from line(f"{size(own)}, {where}: {what}", own, {rival: other})
-
-
-def size(row: Series) -> str:
-    """A model and its real number of parameters, as in "2.7B (3.4 billion parameters)"."""
-    weights = parameters(parse_size(row["size"]), int(row["vocab_size"]))
-    return f"{row['label']} ({weights / 1e9:.1f} billion parameters)"
+        yield from line(f"{sized(own)}, {where}: {what}", own, {rival: other})
 
 
 def line(what: str, own: Series | None, others: Mapping[str, Series | None]) -> Iterator[list[str]]:

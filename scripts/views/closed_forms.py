@@ -39,6 +39,12 @@ def model_of(row: Series) -> tuple[ModelShape, int]:
     return parse_size(row["size"]), int(row["vocab_size"])
 
 
+def sized(row: Series) -> str:
+    """A model with its real number of parameters, as in "2.7B (3.4 billion parameters)"."""
+    weights = parameters(*model_of(row))
+    return f"{row['label']} ({weights / 1e9:.1f} billion parameters)" if weights > 1e9 else str(row["label"])
+
+
 def flops_of(row: Series, mode: str = "train_step", *, causal: bool = False) -> int:
     """Count the operations of the matmuls in a step of a row's model and batch, if `causal` with half of the scores."""
     return step_flops(mode, *model_of(row), int(row["batch_size"]), int(row["context"]), causal=causal)
