@@ -3,13 +3,16 @@
 import re
 from dataclasses import asdict, dataclass, fields
 
+MOST, MOST_LAYERS = 1_000_000, 10_000
+"""The largest numbers in a shape, and of blocks, which closed forms visit one by one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
     """The four numbers that fix a Transformer's size.
 
     Raises:
-        ValueError: a number below 1, or a num_heads that does not divide d_model into heads of even width.
+        ValueError: a number that is out of range, or a num_heads that does not divide d_model into heads of even width.
     """
 
     d_model: int
@@ -23,8 +26,9 @@ class ModelShape:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if value < 1:
-                raise ValueError(f"{name} is {value}; allowed: whole numbers from 1")
+            most = MOST_LAYERS if name == "num_layers" else MOST
+            if not 1 <= value <= most:
+                raise ValueError(f"{name} is {value}; allowed: whole numbers from 1 to {most}")
         if self.d_model % self.num_heads or (self.d_model // self.num_heads) % 2:
             raise ValueError(
                 f"num_heads is {self.num_heads}, which does not divide d_model {self.d_model} into heads of even width"

@@ -16,7 +16,7 @@ from cs336_systems.accounting.allocator_rounding import LARGE, fresh_excess, reu
 from cs336_systems.accounting.bucketed_bytes import bucketed_bytes
 from cs336_systems.accounting.fsdp import FullySharded
 from cs336_systems.accounting.setting import Setting
-from cs336_systems.accounting.transformer import parameter_tensors, parameters, weight_sizes
+from cs336_systems.accounting.transformer import parameter_tensors, weight_sizes
 from cs336_systems.accounting.units import BYTES, FP32_BYTES, MIB
 from cs336_systems.limits import REDUCTIONS
 
@@ -145,9 +145,7 @@ def _state(setting: Setting) -> dict[str, int]:
     weights, ranks = setting.weights, setting.ranks
     if setting.scheme == "FSDP":
         model = fully_sharded(setting)
-        ratio = setting.weights / parameters(setting.shape, setting.vocab_size)
-        moments = model.moments if setting.trains else 0
-        return {"parameters": round(ratio * model.weights), "optimizer_state": round(ratio * moments)}
+        return {"parameters": model.weights, "optimizer_state": model.moments if setting.trains else 0}
     remainder = 2 if setting.precision == "bf16" else 0
     counters = FP32_BYTES * parameter_tensors(setting.shape)
     moments = (2 * FP32_BYTES + remainder) * weights + counters if setting.trains else 0

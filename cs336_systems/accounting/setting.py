@@ -47,8 +47,6 @@ class Setting:
     """Whether the step is replayed from a CUDA graph."""
     overlap: bool = False
     """Whether parameters are updated, and gradients freed, under the backward pass."""
-    counted: int = 0
-    """Number of weights of another model class; 0: that of TransformerLM, from the shape."""
     ranks: int = 1
     scheme: Scheme = "alone"
     by_block: bool = True
@@ -98,7 +96,7 @@ class Setting:
     @cached_property
     def weights(self) -> int:
         """Number of weights."""
-        return self.counted or parameters(self.shape, self.vocab_size)
+        return parameters(self.shape, self.vocab_size)
 
     @property
     def weight_bytes(self) -> int:

@@ -8,7 +8,7 @@ takes.
 from dataclasses import dataclass, fields
 
 from cs336_systems.accounting.peak_memory import fully_sharded
-from cs336_systems.accounting.setting import Setting
+from cs336_systems.accounting.setting import Scheme, Setting
 from cs336_systems.accounting.units import BYTES, FP32_BYTES
 
 SPLIT_UPDATE_BYTES = 26
@@ -255,20 +255,23 @@ def update_work(setting: Setting, rates: Rates) -> Work:
 
 def communication(setting: Setting, rates: Rates) -> Work:
     """Ring collectives of a step: (N - 1)/N of what is reduced or gathered, for each direction."""
-    share, gradients = (setting.ranks - 1) / setting.ranks, setting.weight_bytes * setting.weights
-    if setting.ranks == 1 or setting.scheme == "alone":
-        return Work()
+    gradients = setting.weight_bytes * setting.weights
     if setting.scheme == "FSDP":
-        model = fully_sharded(setting)
-        return Work(gathered=model.sent_in_a_step / rates.link)
-    seconds = 2 * share * gradients / rates.link
+        return Work(gathered=fully_sharded(setting).sent_in_a_step / rates.link) if setting.ranks > 1 else Work()
+    seconds = 2 * (setting.ranks - 1) / setting.ranks * gradients / rates.link
+    if setting.scheme == "alone":
+        return Work()
     if setting.symmetric:
         return Work(symmetric=seconds)
     if setting.exposed:
         return Work(exposed=seconds)
-    if setting.scheme in ("sharded optimizer", "ZeRO-2") and not setting.overlap:
-        reduced = seconds / 2 if setting.scheme == "ZeRO-2" else seconds
-        return Work(hidden=reduced, exposed=seconds / 2)
+    return reduced_work(setting.scheme, seconds, overlap=setting.overlap)
+
+
+def reduced_work(scheme: Scheme, seconds: float, *, overlap: bool = False) -> Work:
+    """Collectives of gradients and updated weights, if an all-reduce of the gradients takes some seconds."""
+    if scheme in ("sharded optimizer", "ZeRO-2") and not overlap:
+        return Work(hidden=seconds / 2 if scheme == "ZeRO-2" else seconds, exposed=seconds / 2)
     return Work(hidden=seconds)
 
 

@@ -1,1 +1,1 @@
-"""Predictions of memory and time of a training step, from closed forms, without measuring anything."""
+"""Predictions of memory and time of a training step, without measuring anything."""

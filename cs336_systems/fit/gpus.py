@@ -31,8 +31,8 @@ def memory_of(name: str) -> float:
 
 def memory_of_gpu(gpu: Gpu) -> float:
     """Bytes of a GPU model's memory: as its driver reports them, if it is recorded, or else by its data sheet."""
-    known = recorded()
-    return known.memory if gpu is gpu_of(known.gpu) else BINARY * gpu.memory
+    known = {gpu_of(each.gpu): each.memory for each in (recorded(), *recorded().others)}
+    return known.get(gpu, BINARY * gpu.memory)
 
 
 def gpu_of_label(label: str) -> Gpu | None:

@@ -1,43 +1,99 @@
 """The question that `python -m cs336_systems.fit` answers: its command line, checked as experiments' are."""
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, ConfigDict
+from annotated_types import Gt, Le
+from pydantic import AfterValidator, AllowInfNan, ConfigDict
 
-from cs336_systems.experiments.base import ModelClass, Positive, Size
+from cs336_systems.experiments.base import Positive, Size
 from cs336_systems.experiments.end_to_end import EndToEnd
+from cs336_systems.fit.presets import PRESETS
 from cs336_systems.fit.recorded import recorded
 from cs336_systems.measure.gpus import listed
+from cs336_systems.sizes import SIZES, size_name
+
+HANDOUTS_VOCABULARY = 10_000
+"""Vocabulary of the handout's sizes."""
 
 
 def _spelt_out(gpu: str) -> str:
     return listed(gpu).name
 
 
+def _known_model(model: str) -> str:
+    if model not in PRESETS and not re.fullmatch(r"[\w.]+:\w+", model):
+        raise ValueError(f"model is {model!r}; allowed: {', '.join(PRESETS)}, or a class as package.module:Class")
+    return model
+
+
+Count = Annotated[Positive, Le(2**31 - 1)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """Tell which ways to train a Transformer language model fit into a GPU's memory, and how long a step takes."""
+    """Tell which ways to train a language model fit into a GPU's memory, and how long a step takes."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, revalidate_instances="always")
 
-    size: Size = "small"
-    """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as
-    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
-    context: Positive = 512
+    model: Annotated[str, AfterValidator(_known_model)] = EndToEnd.model
+    """A published model by name (llama-3-8b, qwen2.5-7b, gpt2, and others), or the handout's in a size, or your own
+    class as package.module:Class, which accepts TransformerLM's arguments. All but the handout's are traced on
+    PyTorch's meta device."""
+    size: Size | None = None
+    """The handout's model in a size (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or in a shape of your own
+    as NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N; small if no model is named."""
+    context: Count = 512
     """Tokens per sequence."""
-    batch_size: Positive = 4
+    batch_size: Count = 4
     """Sequences per GPU."""
-    vocab_size: Positive = 10_000
-    """Rows of the embedding and of the output head."""
+    vocab_size: Count | None = None
+    """Rows of the embedding and of the output head: a published model's own, 10 000 for the handout's sizes; a shape of
+    your own needs it."""
     precision: Literal["fp32", "bf16"] = "bf16"
     """fp32 with TF32 off, or bf16: autocast over fp32 weights, and bf16 weights with fp32 masters."""
     attention: Literal["plain", "flash", "sdpa"] = "flash"
-    """plain materializes the score matrix; flash and sdpa keep no scores. Fused steps are shown with flash alone."""
-    gpus: Positive = 1
+    """Of the handout's model: plain materializes the score matrix; flash and sdpa keep no scores. Fused steps are shown
+    with flash alone."""
+    gpus: Annotated[Positive, Le(2**20)] = 1
     """GPUs that train together."""
     gpu: Annotated[str, AfterValidator(_spelt_out)] = recorded().gpu
     """The GPU model, as nvidia-smi -L prints it or in short: RTX 4090, A100 40GB PCIe."""
-    model: ModelClass = EndToEnd.model
-    """The model class, as package.module:Class. Of another than TransformerLM the weights are counted on PyTorch's meta
-    device, and activations are taken to be TransformerLM's."""
+    price: Annotated[float, Gt(0), AllowInfNan(False)] | None = None
+    """Price of a GPU-hour, in any currency; adds the price of a million tokens."""
+
+    @property
+    def shape_name(self) -> str:
+        """The size of the handout's model."""
+        return self.size or "small"
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the embedding; of a model of the handout's shape."""
+        return self.vocab_size or HANDOUTS_VOCABULARY
+
+    @property
+    def title(self) -> str:
+        """The model in words."""
+        if self.model in PRESETS:
+            return self.model
+        own = "" if self.model == EndToEnd.model else f"{self.model}, "
+        return f"{own}{size_name(self.shape_name)}, vocabulary {self.vocabulary}"
+
+
+def refuse_contradictions(question: Question) -> None:
+    """Check values of a question that exclude or need each other.
+
+    Raises:
+        ValueError: they do, in one sentence.
+    """
+    if question.model in PRESETS:
+        for name in ("size", "vocab_size"):
+            if (value := getattr(question, name)) is not None:
+                raise ValueError(f"{name} is {value!r}, but {question.model} has one of its own; leave {name} out")
+        longest = PRESETS[question.model].context
+        if question.context > longest:
+            raise ValueError(f"context is {question.context}; {question.model} allows whole numbers up to {longest}")
+    elif question.vocab_size is None and question.shape_name not in SIZES:
+        raise ValueError("vocab_size is missing, which a shape of your own needs; allowed: whole numbers from 1")

@@ -43,6 +43,8 @@ class Recorded:
     """By kind of step, of steps that the device paces."""
     held_out: Mapping[str, Error]
     """Of the time of each model size, with weights fitted to the others."""
+    others: tuple["Recorded", ...] = ()
+    """Other recorded GPU models, with the same weights, which were not fitted to them."""
 
 
 @cache
@@ -57,7 +59,9 @@ def read(content: Mapping[str, Any]) -> Recorded:
         name: {kind: Error(**error) for kind, error in content[name].items()}
         for name in ("memory_errors", "time_errors", "held_out")
     }
-    return Recorded(**{**content, **errors})
+    rest = {key: value for key, value in content.items() if key != "others"}
+    others = tuple(read({**rest, "held_out": {}, **other}) for other in content.get("others", ()))
+    return Recorded(**{**rest, **errors, "others": others})
 
 
 def kind(setting: Setting) -> str:

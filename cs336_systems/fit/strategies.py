@@ -10,15 +10,14 @@ from cs336_systems.accounting.setting import Setting
 from cs336_systems.fit.parameters import Question
 
 
-def strategies(question: Question, capacity: float, counted: int = 0) -> Iterator[tuple[str, Setting]]:
+def strategies(question: Question, capacity: float) -> Iterator[tuple[str, Setting]]:
     """Each way and its name.
 
     Args:
         question: the model and the GPUs.
         capacity: bytes that a rank may use; fused steps compute as few blocks again as it needs.
-        counted: number of weights of another model class; 0: TransformerLM's.
     """
-    base = Setting.of(vars(question), counted=counted)
+    base = Setting.of(vars(question) | {"size": question.shape_name, "vocab_size": question.vocabulary})
     segment = max(1, round(math.sqrt(base.shape.num_layers)))
     passes: dict[str, dict[str, Any]] = {
         "plain": {},

@@ -1,8 +1,8 @@
 """Whether a way to train fits into a GPU's memory, and how long its step takes, each with the closed form's error."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from cs336_systems.accounting.peak_memory import Use, peak, possible_peaks
 from cs336_systems.accounting.setting import Setting
@@ -11,7 +11,7 @@ from cs336_systems.accounting.step_work import KERNELS
 from cs336_systems.compare.speed import host_bound
 from cs336_systems.fit.gpus import memory_of, rates_of
 from cs336_systems.fit.parameters import Question
-from cs336_systems.fit.recorded import ELSEWHERE, MEMORY_WITHIN, Error, expected_error, kind, recorded
+from cs336_systems.fit.recorded import MEMORY_WITHIN, Error, Recorded, expected_error, kind, recorded
 from cs336_systems.fit.strategies import strategies
 from cs336_systems.measure.gpus import gpu_of
 
@@ -46,14 +46,19 @@ class Prediction:
     """In which the host launches the step, about; where that is longer, `seconds` is a lower bound."""
 
     @property
+    def total(self) -> int:
+        """Bytes of a GPU's memory."""
+        return self.memory.total + self.outside
+
+    @property
     def host_bound(self) -> bool:
         """Whether the host is likely to pace the step."""
         return bool(host_bound(max(self.host_seconds, self.seconds), self.seconds))
 
 
-def outside(setting: Setting) -> int:
+def outside(ranks: int) -> int:
     """Bytes outside PyTorch's allocator."""
-    return CONTEXT + (COLLECTIVES if setting.ranks > 1 else 0)
+    return CONTEXT + (COLLECTIVES if ranks > 1 else 0)
 
 
 def memory_error_of(setting: Setting) -> float:
@@ -65,7 +70,11 @@ def memory_error_of(setting: Setting) -> float:
 def outcome(setting: Setting, capacity: float) -> Outcome:
     """Whether it fits into `capacity` bytes."""
     peaks = [use.total for use in possible_peaks(setting)]
-    error, rest = memory_error_of(setting), outside(setting)
+    return outcome_of(peaks, memory_error_of(setting), outside(setting.ranks), capacity)
+
+
+def outcome_of(peaks: Sequence[int], error: float, rest: int, capacity: float) -> Outcome:
+    """Whether some possible peaks, known within an error, fit with `rest` bytes outside the allocator."""
     if (1 - error) * min(peaks) + rest > capacity:
         return "does not fit"
     if (1 + error) * max(peaks) + rest > (1 - GAPS) * capacity:
@@ -73,21 +82,20 @@ def outcome(setting: Setting, capacity: float) -> Outcome:
     return "fits"
 
 
-def predict(question: Question, counted: int = 0) -> Iterator[Prediction]:
-    """Predict each way to train, in order; `counted` is the number of weights of another model class, if not 0."""
+def predict(question: Question) -> Iterator[Prediction]:
+    """Predict each way to train the handout's model, in order."""
     capacity = memory_of(question.gpu)
     rates = rates_of(question.gpu)
     assert rates is not None
-    known = recorded()
-    room = (1 - GAPS) * capacity / (1 + MEMORY_WITHIN) - CONTEXT - (COLLECTIVES if question.gpus > 1 else 0)
-    for way, setting in strategies(question, room, counted):
-        memory = peak(setting)
+    known = errors_on(question.gpu)
+    room = (1 - GAPS) * capacity / (1 + MEMORY_WITHIN) - outside(question.gpus)
+    for way, setting in strategies(question, room):
         yield Prediction(
             way=way,
             kind=kind(setting),
             outcome=outcome(setting, capacity),
-            memory=memory,
-            outside=outside(setting),
+            memory=peak(setting),
+            outside=outside(setting.ranks),
             memory_error=expected_error(setting, known.memory_errors),
             seconds=step_seconds(setting, rates, known.weights),
             time_error=expected_error(setting, known.time_errors),
@@ -105,22 +113,11 @@ def launches(setting: Setting) -> int:
 
 
 def recorded_on(gpu: str) -> bool:
-    """Whether the errors are those of this GPU model."""
+    """Whether the time model was fitted to this GPU model."""
     return gpu_of(gpu) is gpu_of(recorded().gpu)
 
 
-def as_json(question: Question, found: list[Prediction]) -> dict[str, Any]:
-    """The verdict for programs: bytes and seconds."""
-    return {
-        "question": asdict(question),
-        "capacity": memory_of(question.gpu),
-        "recorded_on_this_gpu": recorded_on(question.gpu),
-        "time_error_elsewhere": None if recorded_on(question.gpu) else ELSEWHERE,
-        "ways": [_entry(each) for each in found],
-    }
-
-
-def _entry(each: Prediction) -> Mapping[str, Any]:
-    entry = asdict(each)
-    entry["memory"]["total"] = each.memory.total
-    return entry | {"host_bound": each.host_bound}
+def errors_on(gpu: str) -> Recorded:
+    """What is recorded on a GPU model, or else on the one to which the time model was fitted."""
+    known = {gpu_of(each.gpu): each for each in (recorded(), *recorded().others)}
+    return known.get(gpu_of(gpu), recorded())

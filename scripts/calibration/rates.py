@@ -27,6 +27,8 @@ from scripts.views.steps import step_table
 from scripts.views.what_fits import HELD_BACK, judged, measured_steps, predictions, summary
 
 RECORDED = Path("recorded/nvidia-h200/raw")
+OTHERS = sorted(set(Path("recorded").glob("*/raw")) - {RECORDED})
+"""Recorded machines to which nothing is fitted."""
 KINDS = list(asdict(Work()))
 DIGITS = 4
 
@@ -100,11 +102,25 @@ def facts(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     content["launch_seconds"] = launch_seconds(tables["end_to_end"])
     content |= {"memory_errors": {}, "time_errors": {}, "held_out": {}}
     found = predictions(tables, read(content))
-    for what in ("memory", "time"):
-        by_kind = judged(found, what).groupby("kind")[f"{what}_error"]
-        content[f"{what}_errors"] = {kind: rounded(summary(errors)) for kind, errors in by_kind}
+    content |= errors_of(found)
+    content["others"] = [of_other(load_recorded(folder), read(content)) for folder in OTHERS]
     content["held_out"] = dict(held_out(observed, judged(found, "time"), read(content)))
     return content
+
+
+def errors_of(found: DataFrame) -> dict[str, Any]:
+    """The errors of memory and time, by kind of step."""
+    errors: dict[str, Any] = {}
+    for what in ("memory", "time"):
+        by_kind = judged(found, what).groupby("kind")[f"{what}_error"]
+        errors[f"{what}_errors"] = {kind: rounded(summary(each)) for kind, each in by_kind}
+    return errors
+
+
+def of_other(tables: Mapping[str, DataFrame], known: Recorded) -> dict[str, Any]:
+    """A recorded GPU model, its memory, and the errors of predictions with weights that were fitted to another."""
+    memory = int(max(table["gpu_memory"].max() for table in tables.values() if len(table)))
+    return {"gpu": measured_gpu(tables), "memory": memory, **errors_of(predictions(tables, known))}
 
 
 def launch_seconds(end_to_end: DataFrame) -> float:

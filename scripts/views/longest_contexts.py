@@ -52,6 +52,6 @@ def _longest(size: str, way: str, gpu: str, capacity: float) -> Iterator[tuple[s
     if not fitting:
         return
     yield "context", fitting[-1].context
-    yield "memory", (peak(fitting[-1]).total + outside(fitting[-1])) / MIB
+    yield "memory", (peak(fitting[-1]).total + outside(fitting[-1].ranks)) / MIB
     if rates := rates_of(gpu):
         yield "seconds", step_seconds(fitting[-1], rates, recorded().weights)

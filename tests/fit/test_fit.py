@@ -26,6 +26,42 @@ class Tied(TransformerLM):
         self.lm_head.weight = self.token_embedding.weight
 
 
+class Raises(TransformerLM):
+    """A class whose instances cannot be made."""
+
+    def __init__(self, **options):
+        raise AssertionError("two\nlines")
+
+
+class Exits(TransformerLM):
+    """A class that ends the process."""
+
+    def __init__(self, **options):
+        sys.exit()
+
+
+class Weightless(nn.Module):
+    """A class without weights."""
+
+    def __init__(self, **options):
+        super().__init__()
+
+
+class NoModule:
+    """A class that is no module."""
+
+    def __init__(self, **options):
+        pass
+
+
+class Chooses(TransformerLM):
+    """A model whose shapes depend on numbers."""
+
+    def forward(self, token_ids):
+        x = super().forward(token_ids)
+        return x[x > 0]
+
+
 class NoModel(nn.Module):
     """A class with other arguments."""
 
@@ -41,7 +77,7 @@ def answer(capsys, *arguments):
 def test_a_table_and_its_parts(capsys):
     main(["--size", "2.7B", "--context", "2048", "--gpus", "2"])
     text = capsys.readouterr().out
-    assert "2.7B on 2 x NVIDIA H200" in text
+    assert "2.7B, vocabulary 10000 on 2 x NVIDIA H200" in text
     assert all(way in text for way in ("data parallel", "ZeRO-1", "ZeRO-2", "FSDP, checkpointed"))
     ways = answer(capsys, *["--size", "2.7B", "--context", "2048", "--gpus", "2"])["ways"]
     for way in ways:
@@ -51,9 +87,12 @@ def test_a_table_and_its_parts(capsys):
 
 
 def test_a_model_too_large_for_one_gpu_fits_on_several(capsys):
-    alone, four = (answer(capsys, "--size", "10B", "--gpus", gpus)["ways"] for gpus in ("1", "4"))
-    assert {way["outcome"] for way in alone} == {"does not fit"}
-    assert {way["way"]: way["outcome"] for way in four}["FSDP, plain"] == "fits"
+    alone, four = (answer(capsys, "--size", "10B", "--gpus", gpus) for gpus in ("1", "4"))
+    assert {way["outcome"] for way in alone["ways"]} == {"does not fit"}
+    assert alone["answer"].startswith("No: at least bf16 weights, fused")
+    assert " on 2 GPUs needs " in alone["answer"]
+    assert {way["way"]: way["outcome"] for way in four["ways"]}["FSDP, plain"] == "fits"
+    assert four["answer"].startswith("Yes: ")
 
 
 def test_blocks_are_recomputed_until_a_step_fits(capsys):
@@ -69,11 +108,31 @@ def test_another_gpus_errors_are_said_to_be_unknown(capsys):
     assert answer(capsys, "--gpu", "L4")["time_error_elsewhere"] == 0.3
 
 
-def test_weights_of_another_class_are_counted_and_tied_ones_once(capsys):
-    arguments = ["--size", "nano", "--vocab-size", "1009", "--precision", "fp32"]
+def test_a_recorded_gpus_errors_are_those_measured_on_it(capsys):
+    way = answer(capsys, "--gpu", "NVIDIA H100 80GB HBM3")["ways"][0]
+    assert way["time_error"]["cells"] < answer(capsys)["ways"][0]["time_error"]["cells"]
+    main(["--gpu", "NVIDIA H100 80GB HBM3"])
+    text = capsys.readouterr().out
+    assert "of 85.5 GB" in text  # as its driver reports, not its data sheet
+    assert "to which nothing was fitted" in text
+
+
+def test_the_fastest_way_that_fits_is_the_answer(capsys):
+    found = answer(capsys, "--size", "2.7B", "--price", "3.6")
+    best = max((way for way in found["ways"] if way["outcome"] == "fits"), key=lambda way: way["tokens_per_second"])
+    rate = 4 * 512 / best["seconds"]
+    assert best["tokens_per_second"] == pytest.approx(rate)
+    assert best["price_per_million_tokens"] == pytest.approx(3.6 / 3600 * 1e6 / rate)
+    assert best["way"] in found["answer"]
+    assert f"{best['price_per_million_tokens']:.3g} per million tokens" in found["answer"]
+
+
+def test_tied_weights_count_once(capsys):
+    arguments = ["--size", "nano", "--vocab-size", "1009", "--precision", "fp32", "--context", "8"]
     own = answer(capsys, *arguments)["ways"][0]["memory"]["parameters"]
     tied = answer(capsys, *arguments, "--model", "tests.fit.test_fit:Tied")["ways"][0]["memory"]["parameters"]
-    assert own - tied == 4 * 1009 * 64
+    tables = 4 * 8 * 32 * 2 + 8 * 4 * 8  # rotations, and the tokens themselves
+    assert own - tied == pytest.approx(4 * 1009 * 64, abs=tables)
 
 
 @pytest.mark.parametrize(
@@ -85,8 +144,21 @@ def test_weights_of_another_class_are_counted_and_tied_ones_once(capsys):
         ("--size gigantic", "size is 'gigantic'; allowed: "),
         ("--size odd:d_model=100,d_ff=10,num_layers=1,num_heads=3", "num_heads is 3, which does not divide"),
         ("--size none:d_model=0,d_ff=10,num_layers=1,num_heads=1", "d_model is 0; allowed: whole numbers from 1"),
+        ("--size deep:d_model=4,d_ff=4,num_layers=2000000000,num_heads=2", "num_layers is 2000000000; allowed: "),
+        ("--size own:d_model=4,d_ff=4,num_layers=2,num_heads=2", "vocab_size is missing"),
+        ("--context 1000000000000000000000000000000", "context is 1000000000000000000000000000000; allowed: "),
+        ("--price nan", "price is nan; allowed: a finite number"),
+        ("--price 0", "price is 0.0; allowed: greater than 0"),
+        ("--model llama", "model is 'llama'; allowed: gpt2, "),
+        ("--model gpt2 --size small", "size is 'small', but gpt2 has one of its own"),
+        ("--model gpt2 --context 2048", "context is 2048; gpt2 allows whole numbers up to 1024"),
         ("--model nowhere:Model", "model 'nowhere:Model' cannot be loaded"),
-        ("--model tests.fit.test_fit:NoModel", "model 'tests.fit.test_fit:NoModel' cannot be built"),
+        ("--model tests.fit.test_fit:NoModel", "model 'tests.fit.test_fit:NoModel' cannot be called"),
+        ("--model tests.fit.test_fit:Raises", "cannot be built on the meta device: AssertionError: two"),
+        ("--model tests.fit.test_fit:Exits", "cannot be built on the meta device: SystemExit"),
+        ("--model tests.fit.test_fit:Weightless", "the model has no weights to train"),
+        ("--model tests.fit.test_fit:NoModule", "the model is of type NoModule; allowed: a torch.nn.Module"),
+        ("--size nano --context 8 --model tests.fit.test_fit:Chooses", "cannot be run on the meta device: "),
     ],
 )
 def test_bad_input_gets_one_sentence(capsys, arguments, said):

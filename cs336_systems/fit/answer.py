@@ -1,0 +1,161 @@
+"""The answer to what fits: a sentence, a table, and JSON."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cs336_systems.fit.recorded import ELSEWHERE, Error
+from cs336_systems.fit.verdict import Prediction, errors_on, recorded_on
+from cs336_systems.measure.gpus import gpu_of
+
+GB = 1e9
+COLUMNS = {
+    "parameters": "weights",
+    "gradients": "gradients",
+    "optimizer_state": "optimizer",
+    "activations": "activations",
+    "weight_copies": "copies",
+    "temporaries": "temporary",
+}
+"""The columns of the table; the rest is one."""
+MOST_GPUS = 1024
+"""GPUs up to which the answer looks for a number that suffices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """Ways to train a model, and the best of them."""
+
+    title: str
+    gpu: str
+    gpus: int
+    capacity: float
+    """Bytes of a GPU's memory."""
+    batch: str
+    """The batch of one GPU in words."""
+    tokens: int
+    """Tokens in it."""
+    ways: tuple[Prediction, ...]
+    price: float | None
+    """Of a GPU-hour."""
+    elsewhere: Callable[[int], tuple[Prediction, ...]]
+    """The ways with another number of GPUs."""
+
+    def __str__(self) -> str:
+        return self.as_text()
+
+    @property
+    def best(self) -> Prediction:
+        """The fastest way that fits, or else the one with the least memory."""
+        for wanted in ("fits", "tight"):
+            if suited := [way for way in self.ways if way.outcome == wanted]:
+                return min(suited, key=lambda way: max(way.seconds, way.host_seconds))
+        return min(self.ways, key=lambda way: way.total)
+
+    def tokens_per_second(self, way: Prediction) -> float:
+        """Tokens per second and GPU."""
+        return self.tokens / max(way.seconds, way.host_seconds if way.host_bound else 0.0)
+
+    def price_per_million(self, way: Prediction) -> float | None:
+        """Price of a million tokens."""
+        return None if self.price is None else self.price * 1e6 / self.tokens_per_second(way) / 3600
+
+    def sentence(self) -> str:
+        """The answer in one sentence."""
+        best = self.best
+        use = f"{best.way}, {best.total / GB:.1f} of {self.capacity / GB:.1f} GB"
+        if best.outcome == "does not fit":
+            return f"No: at least {use}{self._enough()}."
+        speed = f"{three_digits(self.tokens_per_second(best))} tokens/s per GPU"
+        price = self.price_per_million(best)
+        cost = "" if price is None else f", {price:.3g} per million tokens"
+        return f"{'Yes' if best.outcome == 'fits' else 'Perhaps'}: {use}, {speed}{cost}."
+
+    def _enough(self) -> str:
+        count = 2 * self.gpus
+        while count <= MOST_GPUS:
+            if fitting := [way for way in self.elsewhere(count) if way.outcome == "fits"]:
+                fastest = min(fitting, key=lambda way: way.seconds)
+                return f"; {fastest.way} on {count} GPUs needs {fastest.total / GB:.1f} GB on each"
+            count *= 2
+        return f"; more GPUs, up to {MOST_GPUS}, are not enough either"
+
+    def as_text(self) -> str:
+        """The sentence, the table, and how far off its numbers are."""
+        import pandas
+
+        where = f"{self.title} on {self.gpus} x {self.gpu}, {self.batch} on each"
+        lines = [self._line(way) for way in self.ways]
+        table = pandas.DataFrame(lines).to_string(index=False)
+        about = "GB by use at the peak of a step; ms and tokens/s per GPU"
+        return f"{self.sentence()}\n\n{where}: {about}\n\n{table}\n\n{self._source()}"
+
+    def _line(self, way: Prediction) -> dict[str, str]:
+        parts = {title: getattr(way.memory, name) for name, title in COLUMNS.items()}
+        bound = "≥ " if way.host_bound else ""
+        line = {
+            "": way.way,
+            "fits": {"fits": "yes", "tight": "tight", "does not fit": "no"}[way.outcome],
+            "GB": f"{way.total / GB:.1f}",
+            "± ": within(way.memory_error),
+            **{title: f"{size / GB:.1f}" for title, size in parts.items()},
+            "rest": f"{(way.total - sum(parts.values())) / GB:.1f}",
+            "ms": f"{bound}{1e3 * way.seconds:.3g}",
+            "±": within(way.time_error) if self._recorded else f"{ELSEWHERE:.0%}",
+            "tokens/s": three_digits(self.tokens_per_second(way)),
+        }
+        price = self.price_per_million(way)
+        return line if price is None else {**line, "price/M tokens": f"{price:.3g}"}
+
+    @property
+    def _recorded(self) -> bool:
+        return gpu_of(errors_on(self.gpu).gpu) is gpu_of(self.gpu)
+
+    def _source(self) -> str:
+        lines = [
+            "rest: libraries' workspaces, the allocator's rounding, CUDA's context, NCCL's buffers; tight: cannot be\n"
+            "decided within the error and the allocator's gaps; ≥: the host is likely slower than the device.",
+        ]
+        if any(way.kind == "traced" for way in self.ways):
+            lines.append("Traced on the meta device: memory within 2 %, time within 30 %, of eager PyTorch and AdamW.")
+        elif self._recorded:
+            fitted = "" if recorded_on(self.gpu) else ", to which nothing was fitted"
+            lines.append(f"±: largest error over so many recorded steps of this kind on this GPU{fitted}.")
+        else:
+            lines.append(f"Nothing is recorded on this GPU: expect memory within 2 %, time within {ELSEWHERE:.0%}.")
+        return "\n".join(lines)
+
+    def as_json(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer for programs: bytes and seconds."""
+        return {
+            "question": dict(question),
+            "answer": self.sentence(),
+            "capacity": self.capacity,
+            "recorded_on_this_gpu": self._recorded,
+            "time_error_elsewhere": None if self._recorded else ELSEWHERE,
+            "ways": [self._entry(way) for way in self.ways],
+        }
+
+    def _entry(self, way: Prediction) -> dict[str, Any]:
+        entry = asdict(way)
+        entry["memory"]["total"] = way.memory.total
+        return entry | {
+            "host_bound": way.host_bound,
+            "tokens_per_second": self.tokens_per_second(way),
+            "price_per_million_tokens": self.price_per_million(way),
+        }
+
+
+def within(error: Error | None) -> str:
+    """The largest error, and over how many cells."""
+    return "–" if error is None else f"{error.most:.1%} ({error.cells})"
+
+
+def three_digits(number: float) -> str:
+    """A rate with three significant digits, in thousands where that is shorter.
+
+    >>> three_digits(5312), three_digits(24_900), three_digits(87.2)
+    ('5 310', '24 900', '87')
+    """
+    digits = max(0, len(f"{number:.0f}") - 3)
+    return f"{round(number, -digits):,.0f}".replace(",", " ")

@@ -1,0 +1,185 @@
+"""The peak memory of a traced training step, by how ranks share its state."""
+
+from collections import Counter, deque
+from dataclasses import dataclass
+
+from cs336_systems.accounting.bucketed_bytes import MB, grouped
+from cs336_systems.accounting.caching_allocator import Block, CachingAllocator
+from cs336_systems.accounting.peak_memory import UNITS_IN_FLIGHT, WORKSPACE, Use
+from cs336_systems.accounting.setting import Scheme
+from cs336_systems.accounting.units import BYTES, FP32_BYTES
+from cs336_systems.fit.tracing import Trace
+from cs336_systems.limits import AHEAD
+
+BUCKET = 100 * MB
+REST_OF_MASTER = 2
+"""Bytes by which an fp32 master exceeds its bf16 weight."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """How ranks share a model's state."""
+
+    scheme: Scheme = "alone"
+    ranks: int = 1
+
+    @property
+    def weight_shares(self) -> int:
+        """Ranks that share the weights."""
+        return self.ranks if self.scheme == "FSDP" else 1
+
+    @property
+    def gradient_shares(self) -> int:
+        """Ranks that share the gradients."""
+        return self.ranks if self.scheme in ("FSDP", "ZeRO-2") else 1
+
+    @property
+    def state_shares(self) -> int:
+        """Ranks that share the optimizer's state."""
+        return self.ranks if self.scheme in ("FSDP", "ZeRO-2", "sharded optimizer") else 1
+
+
+def peak_of(trace: Trace, sharing: Sharing = Sharing(), *, on_gpu: bool = True) -> Use:
+    """The most memory in use during the second step, when the optimizer's state exists."""
+    memory = _Memory()
+    replay = _Replay(trace, sharing, memory)
+    replay.hold_state()
+    replay.step()
+    replay.update()
+    memory.forget_peak()
+    replay.step()
+    replay.update()
+    if on_gpu:
+        return Use(**memory.parts, workspaces=2 * WORKSPACE, rounding=memory.peak - sum(memory.parts.values()))
+    return Use(**memory.tensors)
+
+
+class _Memory:
+    """Tensors in a caching allocator, by what they are for, and the moment of the peak."""
+
+    def __init__(self) -> None:
+        self.allocator = CachingAllocator()
+        self.live: dict[object, tuple[Block, str, int]] = {}
+        self.now: Counter[str] = Counter()
+        self.forget_peak()
+
+    def forget_peak(self) -> None:
+        self.peak, self.parts = 0, dict[str, int]()
+        self.most, self.tensors = 0, dict[str, int]()
+
+    def allocate(self, name: object, use: str, size: int) -> None:
+        self.live[name] = (self.allocator.allocate(size), use, size)
+        self.now[use] += size
+        if self.allocator.allocated > self.peak:
+            self.peak, self.parts = self.allocator.allocated, dict(self.now)
+        if (total := self.now.total()) > self.most:
+            self.most, self.tensors = total, dict(self.now)
+
+    def free(self, name: object) -> None:
+        block, use, size = self.live.pop(name)
+        self.now[use] -= size
+        self.allocator.release(block)
+
+    def rename(self, name: object, use: str) -> None:
+        block, before, size = self.live[name]
+        self.now[before] -= size
+        self.now[use] += size
+        self.live[name] = (block, use, size)
+
+
+class _Replay:
+    """Passes of one rank."""
+
+    def __init__(self, trace: Trace, sharing: Sharing, memory: _Memory):
+        self.trace, self.sharing, self.memory = trace, sharing, memory
+        self.passed = 0
+        self.travelling: deque[tuple[object, int]] = deque()
+        self.gradients: list[object] = []
+
+    def hold_state(self) -> None:
+        """Allocate what outlives all steps."""
+        for index, parameter in enumerate(self.trace.parameters):
+            size = self._share(parameter.numel(), self.sharing.weight_shares) * self._stored(parameter)
+            self.memory.allocate(("weight", index), "parameters", size)
+        for index, size in enumerate(self.trace.constants):
+            self.memory.allocate(("constant", index), "parameters", size)
+        if self.sharing.scheme in ("data parallel", "sharded optimizer"):
+            sizes = [parameter.numel() * parameter.element_size() for parameter in self.trace.parameters]
+            for index, bucket in enumerate(grouped(sizes[::-1], BUCKET)):
+                self.memory.allocate(("bucket", index), "gradients", sum(bucket))
+        if self.sharing.scheme == "FSDP":
+            units = self.trace.unit_numbers()
+            windows = [sum(units[at : at + 1 + AHEAD]) for at in range(max(1, len(units) - AHEAD))]
+            self.memory.allocate("gathered", "weight_copies", max(windows) * self.trace.weight_bytes)
+
+    def step(self) -> None:
+        """Run the forward and backward pass."""
+        memory = self.memory
+        self.passed += 1
+        freed = set[int]()
+        for event in self.trace.events:
+            name = (self.passed, event.storage)
+            match event.kind:
+                case "allocate":
+                    memory.allocate(name, "activations", event.bytes)
+                case "free" if name in memory.live and event.storage not in freed:
+                    memory.free(name)
+                case "copy":
+                    memory.rename(name, "weight_copies")
+                case "gradient":
+                    freed.add(event.storage)
+                    self._reduce(name, event.bytes)
+                case "passing":
+                    memory.allocate("passing", "temporaries", event.bytes)
+                    memory.free("passing")
+        while self.travelling:
+            self._arrive()
+
+    def update(self) -> None:
+        """Make the optimizer's state, if it is the first update, and free gradients and what is left of the step."""
+        for index, parameter in enumerate(self.trace.parameters):
+            numbers = self._share(parameter.numel(), self.sharing.state_shares)
+            if ("moment 1", index) in self.memory.live:
+                break
+            for which in ("moment 1", "moment 2"):
+                self.memory.allocate((which, index), "optimizer_state", FP32_BYTES * numbers)
+            if self._stored(parameter) == BYTES["bf16"]:
+                self.memory.allocate(("master", index), "optimizer_state", REST_OF_MASTER * numbers)
+        for name in self.gradients:
+            self.memory.free(name)
+        self.gradients = []
+        for name in [name for name in self.memory.live if isinstance(name, tuple) and name[0] == self.passed]:
+            self.memory.free(name)
+
+    def _reduce(self, name: object, index: int) -> None:
+        """Share a whole gradient: it is copied into a bucket, or on its way while some others are computed."""
+        self.memory.rename(name, "gradients")
+        match self.sharing.scheme:
+            case "alone":
+                self.gradients.append(name)
+            case "data parallel" | "sharded optimizer":
+                self.memory.free(name)
+            case _:
+                self.memory.rename(name, "temporaries")
+                self.travelling.append((name, index))
+                units = [self.trace.units[which] for _, which in self.travelling]
+                while len(set(units)) > UNITS_IN_FLIGHT:
+                    self._arrive()
+                    units.pop(0)
+
+    def _arrive(self) -> None:
+        name, index = self.travelling.popleft()
+        self.memory.free(name)
+        parameter = self.trace.parameters[index]
+        size = self._share(parameter.numel(), self.sharing.gradient_shares) * self._stored(parameter)
+        shard = ("shard", self.passed, index)
+        self.memory.allocate(shard, "gradients", size)
+        self.gradients.append(shard)
+
+    def _stored(self, parameter: object) -> int:
+        """Bytes of a weight as a rank keeps it: FSDP keeps fp32 shards."""
+        return FP32_BYTES if self.sharing.scheme == "FSDP" else parameter.element_size()  # type: ignore[attr-defined]
+
+    @staticmethod
+    def _share(numbers: int, ranks: int) -> int:
+        return -(-numbers // ranks)

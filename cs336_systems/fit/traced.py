@@ -1,0 +1,165 @@
+"""Ways to train any module, predicted from traces of its step on PyTorch's meta device."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_iter
+
+from cs336_systems.accounting.setting import Scheme
+from cs336_systems.accounting.step_time import weighted
+from cs336_systems.accounting.step_work import SPLIT_UPDATE_BYTES, WHOLE_UPDATE_BYTES, Rates, Work, reduced_work
+from cs336_systems.accounting.units import BYTES
+from cs336_systems.fit.answer import Answer
+from cs336_systems.fit.gpus import memory_of, rates_of
+from cs336_systems.fit.recorded import MEMORY_WITHIN, recorded
+from cs336_systems.fit.replay import Sharing, peak_of
+from cs336_systems.fit.tracing import Precision, Trace, next_token, trace_step
+from cs336_systems.fit.verdict import Prediction, outcome_of, outside
+from cs336_systems.measure.gpus import listed
+
+Loss = Callable[[Any], Tensor]
+SCHEMES: Mapping[Scheme, str] = {
+    "data parallel": "data parallel",
+    "sharded optimizer": "ZeRO-1",
+    "ZeRO-2": "ZeRO-2",
+    "FSDP": "FSDP",
+}
+"""Ways to share a model's state, and their names."""
+
+
+def fit(
+    build: Callable[[], nn.Module],
+    inputs: tuple[int, ...] | Sequence[Tensor],
+    *,
+    loss: Loss | None = None,
+    title: str = "the model",
+    gpu: str = recorded().gpu,
+    gpus: int = 1,
+    precision: Literal["fp32", "bf16"] = "bf16",
+    price: float | None = None,
+) -> Answer:
+    """Predict which ways to train a module fit into a GPU's memory, and how long a step takes.
+
+    Args:
+        build: makes the module; it is called inside `torch.device("meta")`, so that weights take no memory.
+        inputs: the batch of one GPU: a shape of token ids, such as (4, 2048), or tensors on any device, of which only
+            shapes and dtypes count. The first tensor's leading dimension counts sequences.
+        loss: makes a scalar of the module's output; by default cross-entropy of next tokens for token ids, and the mean
+            square otherwise.
+        title: names the module in the answer.
+        gpu: the GPU model, as nvidia-smi -L prints it or in short.
+        gpus: GPUs that train together.
+        precision: fp32, or bf16: autocast over fp32 weights, and bf16 weights with fp32 masters.
+        price: of a GPU-hour; adds the price of a million tokens.
+
+    Raises:
+        ValueError: the module cannot be traced, or the GPU is not known, in one sentence.
+    """
+    ids = all(isinstance(size, int) for size in inputs)
+    shape: Any = inputs if ids else inputs[0].shape  # type: ignore[union-attr]
+    batch: Any = [torch.empty(shape, dtype=torch.int64, device="meta")] if ids else inputs
+    module = Module(build, batch, loss or (next_token if ids else mean_square))
+    name = listed(gpu).name
+    return Answer(
+        title=title,
+        gpu=name,
+        gpus=gpus,
+        capacity=memory_of(name),
+        batch=f"{' x '.join(map(str, shape))} {'tokens' if ids else 'inputs'}",
+        tokens=shape.numel() if isinstance(shape, torch.Size) else torch.Size(shape).numel(),
+        ways=tuple(predict(module, name, gpus, precision)),
+        price=price,
+        elsewhere=lambda count: tuple(predict(module, name, count, precision)),
+    )
+
+
+def mean_square(output: Any) -> Tensor:
+    """The mean square of the first tensor of floating point in an output."""
+    first = next(x for x in tree_iter(output) if isinstance(x, Tensor) and x.is_floating_point())
+    return first.float().square().mean()
+
+
+class Module:
+    """Someone's module, and the traces that were made of it."""
+
+    def __init__(self, build: Callable[[], nn.Module], inputs: Sequence[Tensor], loss: Loss):
+        self._arguments = build, inputs, loss
+        self._traces: dict[tuple[Precision, bool], Trace] = {}
+
+    def trace(self, precision: Precision, *, checkpointed: bool) -> Trace:
+        """The step in a precision."""
+        key = precision, checkpointed
+        if key not in self._traces:
+            self._traces[key] = trace_step(*self._arguments, precision=precision, checkpointed=checkpointed)
+        return self._traces[key]
+
+
+def predict(module: Module, gpu: str, gpus: int, precision: Literal["fp32", "bf16"]) -> Iterator[Prediction]:
+    """Predict each way, in the order in which one would try them."""
+    alone: dict[Precision, str] = {"autocast": "autocast", "bf16": "bf16 weights"}
+    if precision == "fp32":
+        alone = {"fp32": "fp32"}
+    if gpus == 1:
+        for each, name in alone.items():
+            yield from _both(module, gpu, each, Sharing(), name)
+        return
+    for scheme, name in SCHEMES.items():
+        compute: Precision = precision if scheme == "FSDP" else next(iter(alone))
+        yield from _both(module, gpu, compute, Sharing(scheme=scheme, ranks=gpus), name)
+
+
+def _both(module: Module, gpu: str, precision: Precision, sharing: Sharing, name: str) -> Iterator[Prediction]:
+    """A way without and, if the module has blocks, with checkpointing."""
+    plain = module.trace(precision, checkpointed=False)
+    yield prediction(plain, gpu, sharing, name)
+    if plain.blocks:
+        yield prediction(module.trace(precision, checkpointed=True), gpu, sharing, f"{name}, checkpointed")
+
+
+def prediction(trace: Trace, gpu: str, sharing: Sharing, way: str) -> Prediction:
+    """The memory and the time of a traced step."""
+    rates = rates_of(gpu)
+    assert rates is not None
+    memory, rest = peak_of(trace, sharing), outside(sharing.ranks)
+    return Prediction(
+        way=way,
+        kind="traced",
+        outcome=outcome_of([memory.total], MEMORY_WITHIN, rest, memory_of(gpu)),
+        memory=memory,
+        outside=rest,
+        memory_error=None,
+        seconds=weighted(work_of(trace, sharing, rates), recorded().weights),
+        time_error=None,
+        host_seconds=trace.work["kernels"] * recorded().launch_seconds,
+    )
+
+
+def work_of(trace: Trace, sharing: Sharing, rates: Rates) -> Work:
+    """All work of a traced step on one rank."""
+    per_second = {
+        "bf16_matmuls": rates.bf16,
+        "fp32_matmuls": rates.fp32,
+        "flash_matmuls": rates.bf16,
+        "flash_exponentials": rates.bf16,
+        "eager_passes": rates.bandwidth,
+        "kernels": 1.0,
+    }
+    seconds = {kind: amount / per_second[kind] for kind, amount in trace.work.items()}
+    numbers = trace.numbers / sharing.state_shares / rates.bandwidth
+    if trace.weight_bytes == BYTES["bf16"] and sharing.scheme != "FSDP":
+        update = Work(split_update=SPLIT_UPDATE_BYTES * numbers)
+    else:
+        update = Work(update=WHOLE_UPDATE_BYTES * numbers)
+    return Work(**seconds) + update + communication(trace, sharing, rates)
+
+
+def communication(trace: Trace, sharing: Sharing, rates: Rates) -> Work:
+    """Ring collectives of a traced step; FSDP gathers the weights in both passes."""
+    if sharing.ranks == 1:
+        return Work()
+    sent = (sharing.ranks - 1) / sharing.ranks * trace.numbers * trace.weight_bytes / rates.link
+    if sharing.scheme == "FSDP":
+        return Work(gathered=3 * sent)
+    return reduced_work(sharing.scheme, 2 * sent)

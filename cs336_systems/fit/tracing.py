@@ -1,0 +1,277 @@
+"""A training step of any module, run on PyTorch's meta device: what it allocates and frees when, and its work.
+
+Nothing is computed, so that a model of any size can be traced on any machine in seconds.
+"""
+
+import contextlib
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import flop_registry
+
+from cs336_systems.accounting.step_work import DIAGONAL, HEAD_TILE
+from cs336_systems.accounting.units import FP32_BYTES
+from cs336_systems.fit.as_on_gpu import AsOnGpu
+
+Precision = Literal["fp32", "autocast", "bf16"]
+"""autocast: to bf16, over fp32 weights; bf16: of the weights, too."""
+Kind = Literal["allocate", "free", "gradient", "copy", "passing"]
+"""gradient: a storage is now a parameter's whole gradient; copy: it is a weight in bf16; passing: bytes that a kernel
+needs while it runs."""
+FLASH, FLASH_BACKWARD = "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"
+PASSING = (FLASH_BACKWARD, "_softmax_backward_data")
+"""Operators whose kernels on a GPU allocate and free as many fp32 numbers as their second argument has: the query,
+whose gradient is summed in fp32; the probabilities, which are multiplied by their gradient."""
+BACKWARD_OF_FLASH = 2.5
+"""Matmuls of attention's backward pass over those of its forward pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happens to a storage during a step."""
+
+    kind: Kind
+    storage: int
+    bytes: int = 0
+    """Of an allocation; of a gradient, the index of its parameter."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A training step without its optimizer."""
+
+    parameters: tuple[Tensor, ...]
+    """Those that are trained, tied ones once."""
+    constants: tuple[int, ...]
+    """Bytes of all other storages that outlive the step: buffers, frozen weights, inputs."""
+    units: tuple[int, ...]
+    """For each parameter, the unit in which FSDP gathers it: a block, or a module outside of blocks."""
+    events: list[Event] = field(default_factory=list)
+    work: Counter[str] = field(default_factory=Counter)
+    """Amounts by kind of `step_work.Work`: FLOPs of matmuls, bytes of passes, scores, kernels."""
+    blocks: int = 0
+    """Blocks that can be checkpointed."""
+
+    @property
+    def numbers(self) -> int:
+        """Number of trained weights."""
+        return sum(parameter.numel() for parameter in self.parameters)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of a weight, and of its gradient."""
+        return max(parameter.element_size() for parameter in self.parameters)
+
+    def unit_numbers(self) -> list[int]:
+        """Weights of each unit, in the order of the model."""
+        found: Counter[int] = Counter()
+        for parameter, unit in zip(self.parameters, self.units, strict=True):
+            found[unit] += parameter.numel()
+        return [found[unit] for unit in sorted(found)]
+
+
+def trace_step(
+    build: Callable[[], nn.Module],
+    inputs: Sequence[Tensor],
+    loss: Callable[[Any], Tensor],
+    *,
+    precision: Precision = "fp32",
+    checkpointed: bool = False,
+    on_gpu: bool = True,
+) -> Trace:
+    """Run one forward and backward pass of a module on the meta device.
+
+    Args:
+        build: makes the module; called with the meta device as default.
+        inputs: the module's arguments, of which only shapes and dtypes count.
+        loss: makes a scalar of the module's output.
+        precision: of weights and operators.
+        checkpointed: whether each block (member of a ModuleList or Sequential of equals) keeps only its input.
+        on_gpu: whether attention, dropout and norms use a GPU's kernels.
+
+    Raises:
+        ValueError: the module cannot be built or run without numbers, in one sentence.
+    """
+    with meta_errors("built"), torch.device("meta"):
+        model = build()
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"the model is of type {type(model).__name__}; allowed: a torch.nn.Module")
+    model = model.to("meta").train()
+    if precision == "bf16":
+        model = model.to(torch.bfloat16)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError("the model has no weights to train")
+    arguments = [torch.empty_like(x, device="meta") for x in inputs]
+    if precision == "bf16":
+        arguments = [x.bfloat16() if x.is_floating_point() else x for x in arguments]
+    trace = _empty_trace(model, arguments)
+    recorder = Recorder(trace, [*model.parameters(), *model.buffers(), *arguments], on_gpu=on_gpu)
+    kernels = AsOnGpu(autocast=precision == "autocast", on_copy=recorder.mark_copy) if on_gpu else None
+    with meta_errors("run"), kernels or contextlib.nullcontext(), torch.device("meta"):
+        if checkpointed:
+            _checkpoint_blocks(model, kernels)
+        with recorder:
+            output = model(*arguments)
+            if kernels:
+                kernels.forget_copies()
+            value = loss(output)
+            del output
+            value.backward()
+            del value
+    return trace
+
+
+@contextlib.contextmanager
+def meta_errors(what: str) -> Iterator[None]:
+    """Turn what someone's module raises into one sentence."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        text = (str(error).splitlines() or [""])[0]
+        reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        raise ValueError(f"the model cannot be {what} on the meta device: {reason[:300]}") from None
+
+
+def next_token(logits: Tensor) -> Tensor:
+    """Cross-entropy with targets of the logits' shape, [batch, tokens, vocabulary]."""
+    targets = torch.empty(logits.shape[:-1].numel(), dtype=torch.int64, device=logits.device)
+    return functional.cross_entropy(logits.flatten(0, -2), targets)
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The longest list of modules of one class, which a training loop would checkpoint and shard one by one."""
+    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+    equal = [each for each in lists if len(each) > 1 and len({type(block) for block in each}) == 1]
+    return max(equal, key=len, default=[])
+
+
+class Recorder(TorchDispatchMode):
+    """Records the events and the work of all operators while it is on."""
+
+    def __init__(self, trace: Trace, known: Sequence[Tensor], *, on_gpu: bool = True):
+        """`known`: tensors that exist already; `on_gpu`: whether to add what a GPU's kernels allocate."""
+        super().__init__()
+        self.trace, self.on_gpu = trace, on_gpu
+        self._living = {x.untyped_storage()._cdata: -1 for x in known}
+        self._number = 0
+        for index, parameter in enumerate(trace.parameters):
+            parameter.register_post_accumulate_grad_hook(lambda x, index=index: self._mark_gradient(x, index))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operator and record it."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        made = [self._count(x.untyped_storage()) for x in tree_iter(result) if isinstance(x, Tensor)]
+        if any(made) or func._schema.is_mutable:
+            self._work(func, args, kwargs, result)
+        return result
+
+    def mark_copy(self, copy: Tensor) -> None:
+        """Record that a tensor is a weight's copy."""
+        self._mark("copy", copy)
+
+    def _mark_gradient(self, parameter: Tensor, index: int) -> None:
+        assert parameter.grad is not None
+        self._mark("gradient", parameter.grad, index)
+
+    def _mark(self, kind: Kind, tensor: Tensor, index: int = 0) -> None:
+        self.trace.events.append(Event(kind, self._living[tensor.untyped_storage()._cdata], index))
+
+    def _count(self, storage: Any) -> bool:
+        if storage._cdata in self._living:
+            return False
+        self._number += 1
+        number = self._living[storage._cdata] = self._number
+        self.trace.events.append(Event("allocate", number, storage.nbytes()))
+        weakref.finalize(storage, self._free, storage._cdata, number).atexit = False
+        return True
+
+    def _free(self, name: int, number: int) -> None:
+        if self._living.get(name) == number:
+            del self._living[name]
+            self.trace.events.append(Event("free", number))
+
+    def _work(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        work, packet = self.trace.work, func._overloadpacket
+        work["kernels"] += 1
+        if packet.__name__ in PASSING and self.on_gpu:
+            numbers = args[1].numel()
+            self.trace.events.append(Event("passing", 0, FP32_BYTES * numbers))
+        tensors = [x for x in tree_iter((args, kwargs)) if isinstance(x, Tensor)]
+        first = next((x for x in tensors if x.is_floating_point()), None)
+        if packet.__name__ in (FLASH, FLASH_BACKWARD):
+            self._flash(packet.__name__, args, kwargs)
+        elif packet in flop_registry:
+            flops = flop_registry[packet](*args, **kwargs, out_val=result)
+            work["bf16_matmuls" if first is not None and first.dtype == torch.bfloat16 else "fp32_matmuls"] += flops
+        else:
+            outputs = [x for x in tree_iter(result) if isinstance(x, Tensor)]
+            work["eager_passes"] += sum(x.numel() * x.element_size() for x in (*tensors, *outputs))
+
+    def _flash(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        backward = name == FLASH_BACKWARD
+        query, key = args[1:3] if backward else args[:2]
+        causal = args[11] if backward else (args[4] if len(args) > 4 else kwargs.get("is_causal", False))
+        width = max(HEAD_TILE, 1 << (query.shape[-1] - 1).bit_length())
+        keys = key.shape[-2] / 2 + DIAGONAL if causal else key.shape[-2]
+        pairs = prod(query.shape[:-1]) * keys
+        self.trace.work["flash_matmuls"] += (BACKWARD_OF_FLASH if backward else 1) * 4 * pairs * width
+        self.trace.work["flash_exponentials"] += (2 if backward else 1) * pairs
+
+
+def _empty_trace(model: nn.Module, arguments: Sequence[Tensor]) -> Trace:
+    blocks = blocks_of(model)
+    unit_of: dict[Tensor, int] = {}
+    units: dict[nn.Module, int] = {}
+    inside = {module: block for block in blocks for module in block.modules()}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            unit_of.setdefault(parameter, units.setdefault(inside.get(module, module), len(units)))
+    trained = [parameter for parameter in unit_of if parameter.requires_grad]
+    frozen = [parameter for parameter in unit_of if not parameter.requires_grad]
+    others = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in (*frozen, *model.buffers(), *arguments)}
+    return Trace(
+        parameters=tuple(trained),
+        constants=tuple(others.values()),
+        units=tuple(unit_of[parameter] for parameter in trained),
+        blocks=len(blocks),
+    )
+
+
+def _checkpoint_blocks(model: nn.Module, kernels: AsOnGpu | None) -> None:
+    for block in blocks_of(model):
+        block.forward = _Checkpointed(block.forward, kernels)
+
+
+class _Checkpointed:
+    """A forward pass of which only the inputs are kept."""
+
+    def __init__(self, forward: Callable[..., Any], kernels: AsOnGpu | None):
+        self.forward, self.kernels = forward, kernels
+        self.runs = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.runs = 0
+        return checkpoint(self._run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        self.runs += 1
+        if self.runs == 1 or self.kernels is None:
+            return self.forward(*args, **kwargs)
+        with self.kernels:  # off during the backward pass
+            try:
+                return self.forward(*args, **kwargs)
+            finally:
+                self.kernels.forget_copies()

@@ -1,0 +1,149 @@
+"""Traces on the meta device against tensors that live in memory, and against peaks that a GPU's allocator recorded."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from cs336_systems.accounting.setting import Setting
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.fit.decoder import Decoder
+from cs336_systems.fit.presets import PRESETS
+from cs336_systems.fit.replay import Sharing, peak_of
+from cs336_systems.fit.traced import fit, mean_square
+from cs336_systems.fit.tracing import next_token, trace_step
+from cs336_systems.model import build_model
+from cs336_systems.record.rows import read_jobs
+from cs336_systems.sizes import SIZES
+from tests.fit.architectures import ARCHITECTURES
+from tests.samples import ROOT
+from tests.support.live_memory import LiveMemory
+
+WITHIN = 0.02
+NARROW = 32
+IDS = torch.empty(4, 32, dtype=torch.int64, device="meta")
+
+
+def live_peak(build, inputs, precision):
+    """The most bytes that a step's tensors hold, weights not counted: computed, with the CPU's kernels."""
+    model = build().to(torch.bfloat16 if precision == "bf16" else torch.float32)
+    inputs = inputs if precision == "fp32" or inputs.dtype == torch.int64 else inputs.bfloat16()
+    known = [*model.parameters(), *model.buffers(), inputs]
+    with sdpa_kernel(SDPBackend.MATH), LiveMemory(known) as memory:
+        mean_square(model(inputs)).backward()
+    return memory.peak
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_public_architectures_peak(name):
+    make, shape = ARCHITECTURES[name]
+    precision = ("fp32", "bf16")[list(ARCHITECTURES).index(name) % 2]
+    inputs = torch.zeros(shape, dtype=torch.int64) if len(shape) == 2 else torch.zeros(shape)
+    trace = trace_step(lambda: make(NARROW), [inputs], mean_square, precision=precision, on_gpu=False)
+    use = peak_of(trace, on_gpu=False)
+    assert use.activations + use.gradients == pytest.approx(
+        live_peak(lambda: make(NARROW), inputs, precision), rel=WITHIN
+    )
+
+
+def recorded_peaks(machine):
+    """Eager steps of up to 2.7B that a GPU measured, smallest first: each with its peak in bytes."""
+    for name in ("end_to_end", "checkpointing"):
+        csvs = sorted((ROOT / "recorded" / machine / "raw" / name).glob("*.csv"))
+        rows = [vars(row) for row in read_jobs(EXPERIMENTS[name], csvs)]
+        for row in sorted(rows, key=lambda row: SIZES[row["size"]].d_model):
+            eager = not row.get("compiled") and row.get("mode", "train_step") == "train_step"
+            if row["metric"] == "peak_memory" and row["status"] == "ok" and eager and row.get("segment", 0) <= 1:
+                yield Setting.of(row), row["size"], row["mean"] * 2**20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", sorted(path.name for path in Path(ROOT, "recorded").iterdir()))
+def test_peaks_that_a_gpu_recorded(machine):
+    """None of the tracing's rules was fitted to them. One step of each kind is enough: they differ by their widths."""
+    kinds = {}
+    for setting, size, measured in recorded_peaks(machine):
+        kinds.setdefault((setting.precision, setting.attention, setting.segment), (setting, size, measured))
+    assert len(kinds) >= 3
+    for setting, size, measured in kinds.values():
+        trace = trace_step(
+            lambda setting=setting, size=size: handout_model(setting, size),
+            [torch.empty(setting.batch_size, setting.context, dtype=torch.int64, device="meta")],
+            next_token,
+            precision=setting.precision,
+            checkpointed=bool(setting.segment),
+        )
+        assert peak_of(trace).total == pytest.approx(measured, rel=WITHIN)
+
+
+def handout_model(setting, size):
+    return build_model(
+        "cs336_systems.model:TransformerLM",
+        SIZES[size],
+        vocab_size=setting.vocab_size,
+        context_length=setting.context,
+        attention="plain" if setting.attention == "plain" else "sdpa",
+        device=torch.device("meta"),
+    )
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_has_as_many_weights_as_published(name):
+    with torch.device("meta"):
+        model = Decoder(PRESETS[name])
+    assert sum(parameter.numel() for parameter in model.parameters()) == PRESETS[name].parameters
+
+
+def test_ranks_share_what_their_scheme_says():
+    def build():
+        return nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(8)))
+
+    trace = trace_step(build, [torch.zeros(2, 1024)], mean_square)
+    whole = 4 * 8 * 1024**2
+    use = {
+        scheme: peak_of(trace, Sharing(scheme=scheme, ranks=4))
+        for scheme in ("data parallel", "sharded optimizer", "ZeRO-2", "FSDP")
+    }
+    shares = {"data parallel": (1, 1), "sharded optimizer": (1, 4), "ZeRO-2": (1, 4), "FSDP": (4, 4)}
+    for scheme, (weights, moments) in shares.items():
+        constants = 4 * 2 * 1024  # the input
+        assert use[scheme].parameters == whole // weights + constants
+        assert use[scheme].optimizer_state == 2 * whole // moments
+    assert use["data parallel"].gradients == whole
+    assert use["ZeRO-2"].gradients + use["ZeRO-2"].temporaries < whole
+    assert use["FSDP"].weight_copies == 3 * 4 * 1024**2  # a unit and the two that come next
+
+
+def test_checkpointing_keeps_only_the_inputs_of_blocks():
+    def build():
+        return Decoder(PRESETS["smollm2-135m"])
+
+    plain, checkpointed = (
+        peak_of(trace_step(build, [torch.zeros(8, 256, dtype=torch.int64)], next_token, checkpointed=each))
+        for each in (False, True)
+    )
+    assert checkpointed.activations < 0.5 * plain.activations
+
+
+def test_a_module_and_the_shape_of_its_input_are_enough():
+    answer = fit(lambda: nn.Sequential(nn.Embedding(100, 64), nn.Linear(64, 100)), (4, 32), gpu="L4", gpus=2)
+    assert [way.way for way in answer.ways] == ["data parallel", "ZeRO-1", "ZeRO-2", "FSDP"]
+    assert answer.sentence().startswith("Yes: ")
+    assert "4 x 32 tokens" in str(answer)
+
+
+def test_images_are_inputs_as_well():
+    answer = fit(lambda: nn.Conv2d(3, 8, 3), [torch.zeros(2, 3, 16, 16)], precision="fp32")
+    assert [way.way for way in answer.ways] == ["fp32"]
+
+
+def test_attention_of_published_models_is_a_flash_kernels_work():
+    trace = trace_step(
+        lambda: Decoder(PRESETS["gpt2"]), [torch.zeros(1, 1024, dtype=torch.int64)], next_token, precision="bf16"
+    )
+    pairs = 12 * 12 * 1024 * (512 + 128)
+    assert trace.work["flash_matmuls"] == 3.5 * 4 * 64 * pairs
+    matmuls = 6 * 1024 * (PRESETS["gpt2"].parameters - 1024 * 768)
+    assert trace.work["bf16_matmuls"] == pytest.approx(matmuls, rel=0.01)
