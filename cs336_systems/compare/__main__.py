@@ -1,16 +1,21 @@
-"""Compare two result folders cell by cell.
+"""Compare two result folders cell by cell, or two files of times of another tool.
 
 Launch: python -m cs336_systems.compare A B [--fail-if-slower 5%] [--price 3.50] [--json FILE] [--csv FILE]
 
-A and B are result folders or labels: two machines, two drivers or PyTorch versions, two commits. Exit status: 0; 1 if
---fail-if-slower found a time; 2 for bad input.
+A and B are result folders or labels: two machines, two drivers or PyTorch versions, two commits; or files of nvbench or
+pytest-benchmark, or CSV files with the columns name and seconds. Exit status: 0; 1 if --fail-if-slower found a time; 2
+for bad input.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from cs336_systems.compare.comparison import Comparison
 
 
 class OneSentence(argparse.ArgumentParser):
@@ -48,40 +53,86 @@ def price(text: str) -> tuple[float, float]:
 def parser() -> OneSentence:
     """The command line."""
     found = OneSentence("compare", description="Compare two result folders cell by cell.")
-    found.add_argument("a", metavar="A", help="a result folder, or the label of one in results/ or recorded/")
+    found.add_argument("a", metavar="A", help="a result folder, the label of one in results/ or recorded/, or a file")
     found.add_argument("b", metavar="B", help="the one that is compared with it")
     found.add_argument("--fail-if-slower", type=share, metavar="PERCENT", help="exit with status 1 if a cell is")
     found.add_argument("--margin", type=share, metavar="PERCENT", help="closer times are the same (default: 3%%)")
     found.add_argument("--price", type=price, metavar="PRICE[,PRICE]", help="price of a GPU-hour, of A and of B")
+    found.add_argument("--on", choices=["cpu", "gpu"], help="of files: what was timed (default: gpu for nvbench's)")
     found.add_argument("--json", type=Path, metavar="FILE", help="write everything")
     found.add_argument("--csv", type=Path, metavar="FILE", help="write a line for each cell")
     return found
+
+
+def compared(options: argparse.Namespace) -> "Comparison":
+    """Read both sides and compare them.
+
+    Raises:
+        ValueError: they cannot be compared, or an output would be written over what is read, in one sentence.
+    """
+    from cs336_systems.compare.comparison import compare, compare_samples
+    from cs336_systems.compare.results import read_results
+    from cs336_systems.compare.samples import FORMATS, read_samples
+    from cs336_systems.compare.statistics import MARGIN
+
+    margin = options.margin or MARGIN
+    files = [Path(side).is_file() for side in (options.a, options.b)]
+    if all(files):
+        if options.price:
+            raise ValueError("price is given, but files have no tokens; allowed: with result folders")
+        first, second = read_samples(options.a), read_samples(options.b)
+        refuse_outputs(options, first.path, second.path)
+        on_gpu = options.on == "gpu" if options.on else first.on_gpu and second.on_gpu
+        return compare_samples(first, second, on_gpu=on_gpu, margin=margin)
+    if any(files) or options.on:
+        raise ValueError(
+            f"{options.a} and {options.b} are not two files; allowed: two result folders, or twice {FORMATS}"
+        )
+    a, b = read_results(options.a), read_results(options.b)
+    refuse_outputs(options, a.raw, b.raw)
+    price_a, price_b = options.price or (None, None)
+    return compare(a, b, margin=margin, price_a=price_a, price_b=price_b)
+
+
+def refuse_outputs(options: argparse.Namespace, *read: Path) -> None:
+    """Refuse to write over what was read, or both outputs into one file.
+
+    Raises:
+        ValueError: the options ask for it, in one sentence.
+    """
+    outputs = {name: getattr(options, name) for name in ("json", "csv") if getattr(options, name)}
+    if len({path.resolve() for path in outputs.values()}) < len(outputs):
+        raise ValueError(f"json and csv are both {options.csv}; allowed: two files")
+    for name, path in outputs.items():
+        for source in read:
+            if path.resolve().is_relative_to(source.resolve()):
+                raise ValueError(
+                    f"{name} is {path}, which is part of what is read from {source}; allowed: another file"
+                )
+
+
+def write(path: Path | None, text: Callable[[], str]) -> None:
+    """Write a text into a file, if one is named."""
+    if path:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text(), encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Compare, print, write, and return the exit status."""
     options = parser().parse_args(arguments)
     try:
-        from cs336_systems.compare.comparison import compare
         from cs336_systems.compare.output import cell_lines, to_csv, to_json, to_text
-        from cs336_systems.compare.results import read_results
-        from cs336_systems.compare.statistics import MARGIN
     except ModuleNotFoundError as error:
         print(f"compare: {error.name} is not installed; pip install 'cs336-systems[report]' does it", file=sys.stderr)
         return 2
-    prices = options.price or (None, None)
     try:
-        found = compare(
-            read_results(options.a),
-            read_results(options.b),
-            margin=options.margin or MARGIN,
-            price_a=prices[0],
-            price_b=prices[1],
-        )
-        for path, text in ((options.json, lambda: json.dumps(to_json(found))), (options.csv, lambda: to_csv(found))):
-            if path:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text(), encoding="utf-8")
+        found = compared(options)
+        write(options.json, lambda: json.dumps(to_json(found)))
+        write(options.csv, lambda: to_csv(found))
     except (ValueError, OSError) as error:
         print(f"compare: {error}", file=sys.stderr)
         return 2

@@ -9,6 +9,7 @@ from cs336_systems.compare.cells import Cell, cells_of, top_clock
 from cs336_systems.compare.cost import Cost, cost
 from cs336_systems.compare.results import Results
 from cs336_systems.compare.run_to_run import run_to_run
+from cs336_systems.compare.samples import Samples
 from cs336_systems.compare.speed import SLOWER, UNDECIDED, Verdict
 from cs336_systems.compare.statistics import LEVEL, MARGIN, Difference, RunToRun, difference, judge, widening
 from cs336_systems.record.validation import Row
@@ -117,12 +118,9 @@ def compare(
     model = run_to_run("gpu" if on_gpu else "cpu")
     profiles = profiles_of(cells_a.values()), profiles_of(cells_b.values())
     rough = [compared(*pair, tops, profiles, model) for pair in pairs]
-    judged = [cell for cell in rough if cell.judged]
-    honest = [cell.difference for cell, pair in zip(rough, pairs, strict=True) if cell.judged and unchanged(*pair)]
-    widened = max(1.0, widening(honest)) if on_gpu else max(QUIET, CPU_TAIL * widening(honest, CPU_SHARES))
-    wide = [replace(cell.difference, deviation=widened * cell.difference.deviation) for cell in judged]
-    verdicts = dict(zip(map(id, judged), zip(wide, judge(wide, margin=margin, level=level), strict=True), strict=True))
-    cells = [finished(cell, verdicts.get(id(cell)), level) for cell in rough]
+    same = [cell.difference for cell, pair in zip(rough, pairs, strict=True) if cell.judged and unchanged(*pair)]
+    widened = factor(same, on_gpu=on_gpu)
+    cells = decided(rough, widened, margin, level)
     costs = [(cost(one, row_a, price_a), cost(other, row_b, price_b)) for one, row_a, other, row_b in pairs]
     return Comparison(
         a=a.name,
@@ -136,6 +134,68 @@ def compare(
         level=level,
         margin=margin,
     )
+
+
+def compare_samples(
+    a: Samples, b: Samples, *, on_gpu: bool, margin: float = MARGIN, level: float = LEVEL
+) -> Comparison:
+    """Compare two files of another tool.
+
+    Nothing says which of their times are of unchanged code. If there are enough, most are taken to be: their
+    differences show how far runs on this machine differ.
+
+    Raises:
+        ValueError: they are one file, or have no common name, in one sentence.
+    """
+    if a.path.resolve() == b.path.resolve():
+        raise ValueError(f"{a.name} and {b.name} are the same file; allowed: two files")
+    common = [name for name in a.times if name in b.times]
+    if not common:
+        raise ValueError(f"{a.name} and {b.name} have no common name; allowed: at least one")
+    model = run_to_run("gpu" if on_gpu else "cpu")
+    rough = [
+        Compared(
+            experiment="samples",
+            cell=name,
+            metric="",
+            details="",
+            a=a.times[name].median,
+            b=b.times[name].median,
+            unit="ms",
+            difference=difference(a.times[name], b.times[name], model),
+            bound="unknown",
+            verdict=UNDECIDED,
+            same_code=False,
+        )
+        for name in common
+    ]
+    widened = factor([cell.difference for cell in rough], on_gpu=on_gpu)
+    about = {name: (a.about.get(name, ""), b.about.get(name, "")) for name in {**a.about, **b.about}}
+    return Comparison(
+        a=a.name,
+        b=b.name,
+        cells=tuple(decided(rough, widened, margin, level)),
+        only_a=tuple(name for name in a.times if name not in b.times),
+        only_b=tuple(name for name in b.times if name not in a.times),
+        stated={name: both for name, both in about.items() if both[0] != both[1]},
+        code={},
+        widened=widened,
+        level=level,
+        margin=margin,
+    )
+
+
+def factor(unchanged: Sequence[Difference], *, on_gpu: bool) -> float:
+    """The factor on all intervals that times of unchanged code ask for."""
+    return max(1.0, widening(unchanged)) if on_gpu else max(QUIET, CPU_TAIL * widening(unchanged, CPU_SHARES))
+
+
+def decided(rough: Sequence[Compared], widened: float, margin: float, level: float) -> list[Compared]:
+    """Times with their verdicts, or with the reason why there is none."""
+    judged = [cell for cell in rough if cell.judged]
+    wide = [replace(cell.difference, deviation=widened * cell.difference.deviation) for cell in judged]
+    verdicts = dict(zip(map(id, judged), zip(wide, judge(wide, margin=margin, level=level), strict=True), strict=True))
+    return [finished(cell, verdicts.get(id(cell)), level) for cell in rough]
 
 
 def matched(a: Cell, b: Cell) -> list[tuple[Cell, Row, Cell, Row]]:

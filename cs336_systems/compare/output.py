@@ -3,8 +3,10 @@
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
 from cs336_systems.compare.comparison import Compared, Comparison
@@ -12,6 +14,10 @@ from cs336_systems.compare.speed import FASTER, SLOWER, VERDICTS
 
 SHOWN = 20
 """Cells that the terminal names of each kind."""
+FIRST: Mapping[str, int] = {"step": 0, "handout": 1, "forward_backward": 2, "kernel": 4}
+"""Metrics in the order in which they are listed: whole steps and attention first, single kernels last."""
+OTHER = 3
+BOUNDS = ("matmul", "memory", "communication", "host", "unknown")
 
 
 def cell_json(cell: Compared, level: float) -> dict[str, Any]:
@@ -67,34 +73,65 @@ def to_csv(comparison: Comparison) -> str:
 
 
 def to_text(comparison: Comparison) -> str:
-    """Format a comparison for a terminal: differences, counts, and the cells that changed most."""
-    lines = [f"B, {comparison.b}, against A, {comparison.a}: {len(comparison.cells)} times of common cells", ""]
-    lines += [f"  {name}: {a} -> {b}" for name, (a, b) in comparison.stated.items()] or ["  Same machine and versions."]
-    changed = ", ".join(name for name, same in comparison.code.items() if not same)
-    lines.append(f"  code: {f'differs for {changed}' if changed else 'the same'}")
-    lines += ["", "  " + ", ".join(f"{comparison.count(verdict)} {verdict}" for verdict in VERDICTS)]
+    """Format a comparison for a terminal: differences, counts, what bounds them, and the cells that changed most."""
+    a, b = comparison.a, comparison.b
+    lines = [f"{b} against {a}: {len(comparison.cells)} common times", ""]
+    lines += [f"  {name}: {one} -> {other}" for name, (one, other) in comparison.stated.items()] or [
+        "  Same machine and versions."
+    ]
+    if comparison.code:
+        changed = ", ".join(name for name, same in comparison.code.items() if not same)
+        lines.append(f"  code: {f'differs for {changed}' if changed else 'the same'}")
+    lines += ["", f"  {counted(comparison.cells)}"]
     lines.append(
         f"  False discovery rate {comparison.level:.0%}; same: within {comparison.margin:.0%}; intervals"
         f" {comparison.widened:.2f} times the calibrated ones."
     )
-    for side, only in (("A", comparison.only_a), ("B", comparison.only_b)):
+    for side, only in ((a, comparison.only_a), (b, comparison.only_b)):
         if only:
             rest = f", and {len(only) - 3} more" if len(only) > 3 else ""
-            lines.append(f"  {len(only)} cells only in {side}: {'; '.join(only[:3])}{rest}")
+            lines.append(f"  {len(only)} only in {side}: {'; '.join(only[:3])}{rest}")
+    lines += ["", *bound_lines(comparison.cells)]
     for verdict in (SLOWER, FASTER):
-        found = [cell for cell in comparison.cells if cell.verdict == verdict]
-        found.sort(key=lambda cell: -abs(math.log(cell.difference.ratio)))
+        found = sorted((cell for cell in comparison.cells if cell.verdict == verdict), key=rank)
         if found:
-            lines += ["", f"{verdict}:", *cell_lines(found[:SHOWN])]
+            lines += ["", f"{verdict} in {b}:", *grouped_lines(found[:SHOWN])]
             lines += [f"  and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
     return "\n".join(lines)
 
 
-def cell_lines(cells: Sequence[Compared]) -> list[str]:
-    """A line for each cell: the ratio with its interval, both medians, the bound and the name."""
-    lines = []
+def counted(cells: Sequence[Compared]) -> str:
+    """The number of cells with each verdict."""
+    counts = Counter(cell.verdict for cell in cells)
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
+
+
+def rank(cell: Compared) -> tuple[int, float]:
+    """The place of a cell in a list: what was asked for first, then the largest change."""
+    return FIRST.get(cell.metric, OTHER), -abs(math.log(cell.difference.ratio))
+
+
+def bound_lines(cells: Sequence[Compared]) -> Iterator[str]:
+    """For each bound the median ratio of the times that were judged."""
+    for bound in BOUNDS:
+        judged = [cell for cell in cells if cell.bound == bound and cell.judged]
+        if judged:
+            ratio = median(cell.difference.ratio for cell in judged)
+            yield f"  bound by {bound}: {ratio:.3f} times as long in the median; {counted(judged)}"
+
+
+def grouped_lines(cells: Sequence[Compared]) -> Iterator[str]:
+    """Lines of cells below the name of what bounds them, in the order of the first cell of each."""
+    for bound in dict.fromkeys(cell.bound for cell in cells):
+        yield f" bound by {bound}"
+        yield from cell_lines([cell for cell in cells if cell.bound == bound])
+
+
+def cell_lines(cells: Sequence[Compared]) -> Iterator[str]:
+    """A line for each cell: the ratio with its interval, both medians, the name, and the price of a step's tokens."""
     for cell in cells:
         low, high = cell.difference.interval()
         ratio = f"{cell.difference.ratio:.3f} [{low:.3f}, {high:.3f}]"
-        lines.append(f"  {ratio}  {cell.a:.4g} -> {cell.b:.4g} {cell.unit}  {cell.bound}  {cell.name}")
-    return lines
+        prices = [cost.price for cost in (cell.cost_a, cell.cost_b) if cost and cost.price]
+        price = f"; {prices[0]:.3g} -> {prices[1]:.3g} per million tokens" if len(prices) == 2 else ""
+        yield f"  {ratio}  {cell.a:.4g} -> {cell.b:.4g} {cell.unit}  {cell.name}{price}"

@@ -114,3 +114,44 @@ def test_a_missing_package_is_named_with_the_extra():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 2
     assert done.stderr == "compare: pydantic is not installed; pip install 'cs336-systems[report]' does it\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            ["--csv", "results/one/raw/flash/leaderboard.csv"],
+            "csv is results/one/raw/flash/leaderboard.csv, which is part",
+        ),
+        (["--json", "results/two/raw/flash/new.json"], "json is results/two/raw/flash/new.json, which is part of what"),
+        (["--json", "same", "--csv", "./same"], "json and csv are both same; allowed: two files"),
+        (["--json", "slow"], "slow cannot be written: Is a directory"),
+        (
+            ["--on", "gpu"],
+            "one and two are not two files; allowed: two result folders, or twice a JSON file of nvbench",
+        ),
+    ],
+)
+def test_what_is_read_is_not_written_over(folders, capsys, options, sentence):
+    before = {path: path.read_bytes() for path in folders.rglob("*") if path.is_file()}
+    assert main(["one", "two", *options]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+    assert {path: path.read_bytes() for path in folders.rglob("*") if path.is_file()} == before
+
+
+def test_machines_have_their_names_and_steps_come_first(capsys):
+    assert main(["nvidia-h200", "nvidia-h100-80gb-hbm3", "--price", "3.8,2.5"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("nvidia-h100-80gb-hbm3 against nvidia-h200: ")
+    slower = text.split("\nslower in nvidia-h100-80gb-hbm3:\n")[1].splitlines()
+    assert slower[0].startswith(" bound by ")
+    assert ": step" in slower[1]
+    assert "per million tokens" in slower[1]
+    ratios = {
+        words[2]: float(words[3])
+        for line in text.splitlines()
+        if (words := line.split())[:2] == ["bound", "by"] and len(words) > 3
+    }
+    assert 1 < ratios["matmul:"] < ratios["memory:"] < 4.8 / 3.35  # the ratio of the bandwidths

@@ -1,0 +1,134 @@
+"""Files of times that other tools wrote."""
+
+import json
+import random
+
+import numpy
+import pytest
+
+from cs336_systems.compare.__main__ import main
+from cs336_systems.compare.samples import read_samples
+
+NAMES = [f"kernel_{index}" for index in range(20)]
+SLOWED = NAMES[3]
+
+
+def seconds(run, name, n=40):
+    """Samples of one name in one run: 1 ms, a scatter of 0.2 % within a run and of 0.3 % between runs."""
+    of_run, of_name = random.Random(f"{run} {name}"), random.Random(name)
+    median = 1e-3 * of_name.uniform(1, 4) * of_run.gauss(1, 3e-3) * (1.2 if run == "slow" and name == SLOWED else 1)
+    return [median * of_run.gauss(1, 2e-3) for _ in range(n)]
+
+
+def as_csv(path, run):
+    lines = [f"{name},{value}" for name in NAMES for value in seconds(run, name)]
+    path.write_text("\n".join(["name,seconds", *lines]))
+
+
+def as_pytest_benchmark(path, run):
+    benchmarks = [
+        {"name": name, "fullname": f"test.py::{name}", "stats": {"data": seconds(run, name)}} for name in NAMES
+    ]
+    machine = {"cpu": {"brand_raw": f"processor of {run}"}, "python_version": "3.12.3"}
+    path.write_text(json.dumps({"machine_info": machine, "commit_info": {"id": run}, "benchmarks": benchmarks}))
+
+
+def value(number):
+    """A number as nvbench writes it."""
+    return [{"name": "value", "type": "float64", "value": str(number)}]
+
+
+def as_nvbench(path, run, *, binary=False):
+    states = []
+    folder = path.parent / f"{path.name}-bin"
+    folder.mkdir(exist_ok=True)
+    for index, name in enumerate(NAMES):
+        samples = seconds(run, name)
+        summaries = [
+            {"tag": "nv/cold/time/gpu/mean", "data": value(numpy.mean(samples))},
+            {"tag": "nv/cold/time/gpu/stdev/relative", "data": value(numpy.std(samples) / numpy.mean(samples))},
+            {"tag": "nv/cold/sample_size", "data": [{"name": "value", "type": "int64", "value": str(len(samples))}]},
+        ]
+        if binary:
+            numpy.array(samples, "<f4").tofile(folder / f"{index}.bin")
+            file = {"name": "filename", "type": "string", "value": f"{folder.name}/{index}.bin"}
+            summaries.append({"tag": "nv/json/bin:nv/cold/sample_times", "data": [file]})
+        states.append({"name": f"Device=0 {name}", "device": 0, "is_skipped": False, "summaries": summaries})
+    states.append({"name": "Device=0 skipped", "device": 0, "is_skipped": True, "summaries": []})
+    content = {"devices": [{"id": 0, "name": f"GPU of {run}"}], "benchmarks": [{"name": "copy", "states": states}]}
+    path.write_text(json.dumps(content))
+
+
+WRITERS = {
+    "times.csv": as_csv,
+    "pytest.json": as_pytest_benchmark,
+    "nvbench.json": as_nvbench,
+    "samples.json": lambda path, run: as_nvbench(path, run, binary=True),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_slowed_kernel_is_found_and_no_other(tmp_path, capsys, name):
+    for run in ("first", "again", "slow"):
+        (tmp_path / run).mkdir()
+        WRITERS[name](tmp_path / run / name, run)
+    first, again, slow = (str(tmp_path / run / name) for run in ("first", "again", "slow"))
+    assert main([first, again, "--on", "gpu", "--fail-if-slower", "5%"]) == 0
+    out = capsys.readouterr().out
+    assert "0 faster" in out
+    assert "0 slower" in out
+    assert main([first, slow, "--on", "gpu", "--fail-if-slower", "5%"]) == 1
+    error = capsys.readouterr().err.splitlines()
+    assert error[1].startswith("1 slower")
+    assert error[2].endswith(SLOWED)
+
+
+def test_samples_are_read_to_the_digit(tmp_path):
+    for name, write in WRITERS.items():
+        write(tmp_path / name, "first")
+        found = read_samples(str(tmp_path / name))
+        assert len(found.times) == len(NAMES)
+        key = next(key for key in found.times if key.endswith(SLOWED))
+        expected = numpy.mean if name == "nvbench.json" else numpy.median
+        assert found.times[key].median == pytest.approx(1e3 * expected(seconds("first", SLOWED)), rel=1e-6)
+        assert found.times[key].n == 40
+        assert found.on_gpu == (name in ("nvbench.json", "samples.json"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.csv", "name,seconds\n", "has no times; allowed: at least one"),
+        ("a.csv", "name,seconds\nx,0\n", "a time of 'x' is '0'; allowed: seconds above 0"),
+        ("a.csv", "name,seconds\nx,nan\n", "a time of 'x' is 'nan'; allowed: seconds above 0"),
+        ("a.csv", "name,seconds\nx\n", "a time of 'x' is 'None'; allowed: seconds above 0"),
+        (
+            "a.csv",
+            "name,ms\nx,1\n",
+            "which lacks 'seconds'; allowed: a JSON file of nvbench or pytest-benchmark, or a CSV",
+        ),
+        ("a.json", "[1", "is not a file of times; allowed: a JSON file of nvbench"),
+        ("a.json", "[]", "is not a file of times; allowed: a JSON file of nvbench"),
+        ("a.json", '{"benchmarks": [{"fullname": "x", "stats": {"mean": 1}}]}', "which lacks 'data'; allowed: "),
+        ("a.json", '{"benchmarks": []}', "has no times; allowed: at least one"),
+        ("a.json", "\x00\x01", "is not a file of times; allowed: "),
+    ],
+)
+def test_other_files_are_refused_in_a_sentence(tmp_path, capsys, name, content, sentence):
+    (tmp_path / name).write_text(content)
+    as_csv(tmp_path / "other.csv", "first")
+    assert main([str(tmp_path / name), str(tmp_path / "other.csv")]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+def test_a_file_of_samples_outside_of_its_folder_is_not_read(tmp_path):
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    as_nvbench(inner / "nvbench.json", "first", binary=True)
+    content = (inner / "nvbench.json").read_text().replace("nvbench.json-bin/", "../")
+    (inner / "nvbench.json").write_text(content)
+    for index in range(len(NAMES)):
+        numpy.array([9.0], "<f4").tofile(tmp_path / f"{index}.bin")
+    assert all(time.median < 100 for time in read_samples(str(inner / "nvbench.json")).times.values())
