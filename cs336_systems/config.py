@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, InitErrorDetails
 
 from cs336_systems.experiments.registry import EXPERIMENTS, KINDS
@@ -21,6 +21,7 @@ AUTO, NONE, CPU, CUDA = "auto", "none", "cpu", "cuda"
 SMOKE, HANDOUT, QUICK = "smoke", "handout", "quick"
 """Scales; `quick` has no grids of its own, but measures cells of the handout's."""
 LARGEST_SEED = 2**63 - 1
+LONGEST_QUOTE = 200
 A_NAME = "text (a number in quotes)"
 ABOUT_KEYS = ("invalid_key", "extra_forbidden", "missing")
 """pydantic's errors about a key, with the path of what that key has, or would have."""
@@ -130,6 +131,20 @@ ItsScales = Annotated[
 ]
 
 
+def _prices(text: str) -> str:
+    """Refuse prices that are not above 0."""
+    if text != NONE and not all(float(price) > 0 for price in text.split(",")):
+        raise ValueError
+    return text
+
+
+def _percentage(text: str) -> str:
+    """Refuse a percentage that is not between 0 % and 100 %."""
+    if text != NONE and not 0 < float(text.removesuffix("%")) < 100:
+        raise ValueError
+    return text
+
+
 def _named(experiments: Any) -> Any:
     """Refuse an experiment that does not exist, and a configuration without one of the report's."""
     if not isinstance(experiments, dict):
@@ -160,7 +175,9 @@ class Config(Part):
     recorded: str = Field(pattern="^[a-z0-9-]+$", description="none, or the name of a folder in recorded/")
     bundle: str = Field(description="none, or the path of a bundle")
     scale: Literal["auto", "smoke", "quick", "handout"] = Field(description="auto, smoke, quick or handout")
-    model: str = Field(pattern=r"^[\w.]+:\w+$", description="a model class as package.module:Class")
+    model: str = Field(
+        pattern=r"^[\w.]+:\w+$", max_length=200, description="a model class as package.module:Class, up to 200 letters"
+    )
     implementations: Implementations = Field(
         description="attention, data_parallel, sharded_optimizer and fsdp, each a mapping from a name to "
         "package.module:name, and adapters, a folder with a tests/adapters.py"
@@ -170,9 +187,11 @@ class Config(Part):
     compared: str = Field(alias="with", min_length=1, description="none, a label in results/ or recorded/, or a folder")
     price: (
         Annotated[float, Field(gt=0, allow_inf_nan=False)]
-        | Annotated[str, Field(pattern=r"^(none|[0-9.]+(,[0-9.]+)?)$")]
+        | Annotated[str, Field(pattern=r"^(none|[0-9.]+(,[0-9.]+)?)$"), AfterValidator(_prices)]
     ) = Field(description="none, or a price per GPU-hour above 0, or two of them as in 3.50,2.10")
-    fail_if_slower: str = Field(pattern="^(none|[0-9.]+%)$", description="none, or a percentage such as 5%")
+    fail_if_slower: Annotated[str, AfterValidator(_percentage)] = Field(
+        pattern="^(none|[0-9.]+%)$", description="none, or a percentage above 0% and below 100%, such as 5%"
+    )
     seed: int = Field(ge=0, le=LARGEST_SEED, description=f"a whole number from 0 to {LARGEST_SEED}")
     cell_timeout: int = Field(ge=1, description="a whole number of seconds, from 1")
     sizes: dict[Text, OwnShape] = Field(description="a mapping from a name to d_model, d_ff, num_layers and num_heads")
@@ -204,7 +223,7 @@ def _mistake(content: Mapping[str, Any], error: ValidationError) -> Mistake:
     if first["type"] == "missing":
         return Mistake(path, f"{loc[-1]!r} is a required property in {where}")
     if place == loc or path != place:
-        return Mistake(path, f"{where} is {value!r}; allowed: {schema['description']}")
+        return Mistake(path, f"{where} is {_quoted(value)}; allowed: {schema['description']}")
     if "propertyNames" in schema:
         allowed = schema["propertyNames"]["description"]
         return Mistake((*path, first["input"]), f"{where} has the key {first['input']!r}; allowed: {allowed}")
@@ -212,6 +231,12 @@ def _mistake(content: Mapping[str, Any], error: ValidationError) -> Mistake:
     names = ", ".join(map(repr, unknown))
     allowed = ", ".join(schema["properties"])
     return Mistake((*path, unknown[0]), f"unknown key {names} in {where}; allowed: {allowed}")
+
+
+def _quoted(value: Any) -> str:
+    """A value as a sentence quotes it: the beginning of a long one."""
+    text = repr(value)
+    return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}..."
 
 
 def _place(error: ErrorDetails) -> tuple[int | str, ...]:
@@ -255,7 +280,7 @@ def _from_text(value: Any) -> Any:
         return value
     try:
         read = yaml.safe_load(value)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # also a number with thousands of digits
         return value
     return read if isinstance(read, int | float) else value
 

@@ -51,7 +51,7 @@ WHO = ("wrapper", "contender")
 SHAPE = "NAME=package.module:name, its name of letters, digits, underscores and hyphens"
 FOLDER = r"[^\s,=:]+"
 """A folder's path in rows and on command lines, where spaces, commas, = and : part other things."""
-LONGEST_NAME = 30
+LONGEST_NAME, LONGEST_PATH = 30, 200
 LOADED = "all loaded\n"
 """Printed last by the check: a module that ends its process with status 0 prevents it."""
 
@@ -90,8 +90,12 @@ def parse(text: str) -> Implementation:
     """Parse NAME=package.module:name.
 
     Raises:
-        ValueError: the text has another form, in one sentence.
+        ValueError: the text has another form, or is too long, in one sentence.
     """
+    if len(text) > LONGEST_NAME + LONGEST_PATH:
+        raise ValueError(
+            f"{PARAMETER} is {text[:40]!r}..., of {len(text)} letters; allowed: {SHAPE}, up to {LONGEST_PATH}"
+        )
     name = rf"[A-Za-z][\w-]{{0,{LONGEST_NAME - 1}}}"
     if not re.fullmatch(rf"{name}=(?u:{FOLDER}/)?[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text, re.ASCII):
         raise ValueError(f"{PARAMETER} is {text!r}; allowed: {SHAPE}")
@@ -183,6 +187,6 @@ if __name__ == "__main__":
         try:
             check(family, parse(text))
         except ValueError as complaint:
-            print(f"{family}: {complaint}", file=sys.stderr)
+            print(f"implementations.{family}: {complaint}", file=sys.stderr)
             sys.exit(2)
     print(LOADED, end="")

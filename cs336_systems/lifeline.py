@@ -54,7 +54,7 @@ def _run_on_this_host() -> tuple[int, str] | None:
     """Process id and start time of the run that this process belongs to; None outside a run of this host."""
     host, _, identity = os.environ.get(RUN, "").partition(" ")
     pid, _, start = identity.partition(" ")
-    return (int(pid), start) if host == socket.gethostname() else None
+    return (int(pid), start) if host == socket.gethostname() and pid.isdecimal() else None
 
 
 def end_members(run: str, session: int | None = None) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from cs336_systems.implementations import LOADED
 from cs336_systems.model import load_model_class
 
 ARGUMENTS = ("vocab_size", "context_length", "d_model", "num_layers", "num_heads", "d_ff", "rope_theta")
@@ -31,8 +32,8 @@ def check_model(model: str, attention: str = "plain", *, load: Callable[[str], A
         found = load(model)
     except ValueError:
         raise
-    except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    except BaseException as error:  # whatever a module of anybody's raises
+        reason = f"{type(error).__name__}: {error}".removesuffix(": ").splitlines()[0][:300]
         raise ValueError(f"model {model!r} cannot be loaded: {reason}") from None
     if not callable(found):
         raise ValueError(f"model is {model!r}, which is of type {type(found).__name__}; allowed: a model class")
@@ -54,3 +55,4 @@ if __name__ == "__main__":
     except ValueError as complaint:
         print(complaint, file=sys.stderr)
         sys.exit(2)
+    print(LOADED, end="")

@@ -3,6 +3,8 @@
 import re
 from dataclasses import asdict, dataclass, fields
 
+LONGEST_SHOWN = 120
+"""Letters of a refused size that are quoted."""
 MOST, MOST_LAYERS = 1_000_000, 10_000
 """The largest numbers in a shape, and of blocks, which closed forms visit one by one."""
 
@@ -71,9 +73,10 @@ def parse_size(size: str) -> ModelShape:
         return SIZES[size]
     name, _, numbers = size.partition(":")
     pairs = dict(pair.partition("=")[::2] for pair in numbers.split(","))
-    whole = all(re.fullmatch(r"-?\d+", number) for number in pairs.values())
+    whole = all(re.fullmatch(r"-?\d{1,18}", number) for number in pairs.values())
     if not whole or set(pairs) != {field.name for field in fields(ModelShape)}:
-        raise ValueError(f"size is {size!r}; allowed: {', '.join(SIZES)}, or a shape of your own as {SPEC}")
+        shown = size if len(size) <= LONGEST_SHOWN else f"{size[:LONGEST_SHOWN]}..."
+        raise ValueError(f"size is {shown!r}; allowed: {', '.join(SIZES)}, or a shape of your own as {SPEC}")
     check_own_name(name)
     try:
         return ModelShape(**{key: int(value) for key, value in pairs.items()})

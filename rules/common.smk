@@ -130,26 +130,29 @@ def print_forecast():
 def check_other_models(jobs):
     """Check, in a process that imports PyTorch, that the models of others can be measured before any job begins."""
     for model in other_models(jobs):
-        check = [sys.executable, "-m", "cs336_systems.model_check", *model]
-        checked = subprocess.run(check, stderr=subprocess.PIPE, text=True)
-        if checked.returncode:
-            raise WorkflowError(f"{set_by(SOURCES, ['model'])}: {checked.stderr.strip().splitlines()[-1]}")
+        if complaint := complaint_of("model", "cs336_systems.model_check", model):
+            raise WorkflowError(f"{set_by(SOURCES, ['model'])}: {printable(complaint)}")
 
 
 def check_own_implementations(jobs):
     """The same of implementations of a user's own."""
     asked = {(family_of(job.experiment), own.text) for job in jobs for own in job.own_implementations}
-    if asked:
-        check = [sys.executable, "-m", "cs336_systems.implementations", *chain.from_iterable(sorted(asked))]
-        try:
-            checked = subprocess.run(check, capture_output=True, text=True, timeout=IMPORT_S)
-            if checked.returncode == 0 and checked.stdout.endswith(LOADED):
-                return
-            said = [f".{line}" for line in checked.stderr.strip().splitlines()]
-            sentence = said[-1] if said else f": their process {describe_end(checked.returncode)}"
-        except subprocess.TimeoutExpired:
-            sentence = f": their modules are not imported within {IMPORT_S} s"
-        raise WorkflowError(f"{set_by(SOURCES, ['implementations'])}: implementations{printable(sentence)}")
+    arguments = [*chain.from_iterable(sorted(asked))]
+    if asked and (complaint := complaint_of("implementations", "cs336_systems.implementations", arguments)):
+        raise WorkflowError(f"{set_by(SOURCES, ['implementations'])}: {printable(complaint)}")
+
+
+def complaint_of(key, module, arguments):
+    """What a check says of the user's modules, which it imports in a process of its own; None if all is well."""
+    check = [sys.executable, "-m", module, *arguments]
+    try:
+        checked = subprocess.run(check, capture_output=True, text=True, timeout=IMPORT_S)
+    except subprocess.TimeoutExpired:
+        return f"{key} {' '.join(arguments)}: not imported within {IMPORT_S} s"
+    if checked.returncode == 0 and checked.stdout.endswith(LOADED):
+        return None
+    said = checked.stderr.strip().splitlines()
+    return said[-1] if said else f"{key} {' '.join(arguments)}: its process {describe_end(checked.returncode)}"
 
 
 def test_together(jobs):

@@ -1,5 +1,6 @@
 """A user's own implementations, from the configuration to the call, and the complaints about wrong ones."""
 
+import os
 import subprocess
 import sys
 
@@ -65,7 +66,7 @@ def test_the_command_ends_with_the_sentence():
     command = [sys.executable, "-m", "cs336_systems.implementations", "fsdp", "mine=math:Nothing"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr == "fsdp: mine=math:Nothing cannot be loaded: math has no 'Nothing'\n"
+    assert done.stderr == "implementations.fsdp: mine=math:Nothing cannot be loaded: math has no 'Nothing'\n"
 
 
 @pytest.mark.parametrize(
@@ -165,3 +166,25 @@ def test_what_is_only_recorded_is_not_measured():
     planned = make_plan(config(experiments=experiments)).jobs["accumulation"]
     recorded = make_plan(config(experiments=experiments, recorded="nvidia-h200")).jobs["accumulation"]
     assert (list(planned), list(recorded)) == (["all"], ["all", "once"])
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ("raise KeyboardInterrupt", "cannot be loaded: KeyboardInterrupt"),
+        ("raise SystemExit(0)", "cannot be loaded: SystemExit: 0"),
+        ("raise RuntimeError('two\\nlines')", "cannot be loaded: RuntimeError: two"),
+        ("raise RuntimeError('')", "cannot be loaded: RuntimeError"),
+        ("raise AssertionError('x' * 100_000)", "cannot be loaded: AssertionError: xxx"),
+        ("Model = 1", "which is of type int; allowed: a model class"),
+    ],
+)
+def test_any_end_of_a_models_module_is_one_sentence(tmp_path, body, sentence):
+    (tmp_path / "theirs.py").write_text(body)
+    check = [sys.executable, "-m", "cs336_systems.model_check", "theirs:Model"]
+    paths = os.pathsep.join([str(ROOT), str(tmp_path)])
+    done = subprocess.run(check, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths})
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert len(done.stderr) < 500

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ time.sleep(SECONDS)
 print("done")
 """
 RUN_OF_A_JOB = """
+import socket
 import subprocess, sys
 from cs336_systems.lifeline import announce_run
 announce_run()
@@ -62,7 +64,7 @@ def test_a_job_lives_as_long_as_its_run(run):
     assert all(member.is_running() for member in family)
 
 
-@pytest.mark.parametrize("announced", ["", "elsewhere 1 0"])
+@pytest.mark.parametrize("announced", ["", "elsewhere 1 0", f"{socket.gethostname()} abc"])
 def test_without_a_run_on_this_host_a_process_goes_on(announced):
     environment = {**os.environ, RUN: announced}
     code = JOB.replace("SECONDS", "1.5")

@@ -199,6 +199,8 @@ def _digest(content: bytes) -> str:
 
 
 def _check_digest(path: Path) -> None:
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file; allowed: a CSV that a measurement wrote")
     digest_file = digest_path(path)
     if not digest_file.is_file():
         raise ValueError(f"{path}: there is no {digest_file.name} next to it; a measurement writes both")

@@ -41,7 +41,7 @@ def kept_cells() -> list[list[Measurement]]:
 
 def measured_cells(file: Path) -> list[list[Measurement]]:
     """Read the measurements of each cell from a file."""
-    cells = (line for line in _complete_lines(file) if isinstance(line, list))
+    cells = (line for line in _complete_lines(file) if isinstance(line, list)) if file.is_file() else ()
     return [[Measurement(**fields) for fields in cell] for cell in cells]
 
 

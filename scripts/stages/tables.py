@@ -12,7 +12,7 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import Plan, read_plan
 from cs336_systems.record.rows import parameters, read_jobs, row_model
 from cs336_systems.record.validation import Row
-from scripts.tools.log import log_to
+from scripts.tools.log import Refused, log_to
 from scripts.tools.processes import in_processes
 from scripts.views.coverage import cover_experiment
 from scripts.views.data import frame
@@ -37,8 +37,14 @@ def merge(
 
     Returns:
         The experiment's rows of the plan's coverage.
+
+    Raises:
+        Refused: a file is not one that a measurement wrote.
     """
-    rows = read_jobs(EXPERIMENTS[experiment], map(Path, csvs), machine)
+    try:
+        rows = read_jobs(EXPERIMENTS[experiment], map(Path, csvs), machine)
+    except ValueError as error:
+        raise Refused(str(error)) from None
     covered = cover_experiment(plan, experiment, frame(experiment, rows)) if plan else []
     rows = planned_rows(plan, experiment, rows) if plan else rows
     write(experiment, rows, output)

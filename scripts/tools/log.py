@@ -1,9 +1,14 @@
 """The log file of a script that Snakemake runs, and lines that a terminal shows as they are."""
 
 import contextlib
+import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+
+class Refused(Exception):
+    """A file of the user's that cannot be used, in one sentence: shown without a traceback."""
 
 
 @contextlib.contextmanager
@@ -16,6 +21,9 @@ def log_to(path: str) -> Iterator[None]:
     ):
         try:
             yield
+        except Refused as refusal:
+            print(refusal)
+            sys.exit(1)
         except BaseException:
             traceback.print_exc()
             raise

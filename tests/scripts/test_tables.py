@@ -1,0 +1,33 @@
+"""The tables' stage: what it says of a file that no measurement wrote."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.samples import ROOT
+
+PROGRAM = """
+import sys
+from scripts.stages.tables import merge
+from scripts.tools.log import log_to
+from scripts.tools.processes import in_processes
+log, csv, output = sys.argv[1:]
+with log_to(log):
+    in_processes(merge, [{"experiment": "accumulation", "csvs": [csv], "output": output, "machine": "cpu"}], 1)
+"""
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_damaged_file_is_one_sentence(tmp_path, cut):
+    source = next((ROOT / "tests/samples/cpu/raw/accumulation").glob("*.csv"))
+    content = source.read_bytes()
+    csv, log = tmp_path / "all.csv", tmp_path / "log"
+    csv.write_bytes(content[:-20] if cut else content)
+    csv.with_name("all.csv.sha256").write_text(f"{'0' * 64}  all.csv\n")
+    program = [sys.executable, "-c", PROGRAM, str(log), str(csv), str(tmp_path / "table.csv")]
+    done = subprocess.run(program, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 1
+    assert done.stderr == ""
+    assert log.read_text().startswith(f"{csv}: changed since it was written: its SHA-256 is ")
+    assert log.read_text().count("\n") == 1
