@@ -135,12 +135,13 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """FlashAttention in half precision without a mask; otherwise the memory-efficient kernel."""
+    """FlashAttention in half precision without a mask; otherwise the memory-efficient kernel or, in groups, matmuls."""
     if query.dtype != torch.float32 and attn_mask is None:
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         return flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
-    if enable_gqa:
-        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+    if enable_gqa and query.shape[-3] != key.shape[-3]:
+        by_matmuls = functional.scaled_dot_product_attention
+        return by_matmuls(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=True)
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:
             attn_mask = torch.empty_like(attn_mask, dtype=query.dtype)
@@ -155,8 +156,24 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
 
 
 def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """One kernel, which keeps its input and one number per row."""
-    return torch.ops.aten._fused_rms_norm(input, list(normalized_shape), weight, eps)[0]
+    """One kernel, unless the weight has another dtype than the input."""
+    if weight is None or weight.dtype != input.dtype:
+        return torch.rms_norm(input, normalized_shape, weight, eps)
+    return _RmsNorm.apply(input, weight)
+
+
+class _RmsNorm(torch.autograd.Function):
+    """PyTorch's fused kernel, which keeps its input and one number per row; on the meta device it has none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, x.new_empty((*x.shape[: -weight.dim()], 1), dtype=torch.float32))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight)
 
 
 KERNELS: dict[str, Callable[..., Tensor]] = {

@@ -50,7 +50,8 @@ def peak_of(trace: Trace, sharing: Sharing = Sharing(), *, on_gpu: bool = True) 
     replay.step()
     replay.update()
     if on_gpu:
-        return Use(**memory.parts, workspaces=2 * WORKSPACE, rounding=memory.peak - sum(memory.parts.values()))
+        workspaces = len(trace.matmuls) * WORKSPACE
+        return Use(**memory.parts, workspaces=workspaces, rounding=memory.peak - sum(memory.parts.values()))
     return Use(**memory.tensors)
 
 

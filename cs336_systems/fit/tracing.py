@@ -32,6 +32,7 @@ FLASH, FLASH_BACKWARD = "_scaled_dot_product_flash_attention", "_scaled_dot_prod
 PASSING = (FLASH_BACKWARD, "_softmax_backward_data")
 """Operators whose kernels on a GPU allocate and free as many fp32 numbers as their second argument has: the query,
 whose gradient is summed in fp32; the probabilities, which are multiplied by their gradient."""
+CUBLAS = ("mm", "addmm", "bmm", "baddbmm")
 BACKWARD_OF_FLASH = 2.5
 """Matmuls of attention's backward pass over those of its forward pass."""
 
@@ -61,6 +62,8 @@ class Trace:
     """Amounts by kind of `step_work.Work`: FLOPs of matmuls, bytes of passes, scores, kernels."""
     blocks: int = 0
     """Blocks that can be checkpointed."""
+    matmuls: set[bool] = field(default_factory=set)
+    """Whether the forward pass (False) and the backward pass (True) call cuBLAS."""
 
     @property
     def numbers(self) -> int:
@@ -126,6 +129,7 @@ def trace_step(
                 kernels.forget_copies()
             value = loss(output)
             del output
+            recorder.backward = True
             value.backward()
             del value
     return trace
@@ -161,9 +165,10 @@ class Recorder(TorchDispatchMode):
     def __init__(self, trace: Trace, known: Sequence[Tensor], *, on_gpu: bool = True):
         """`known`: tensors that exist already; `on_gpu`: whether to add what a GPU's kernels allocate."""
         super().__init__()
-        self.trace, self.on_gpu = trace, on_gpu
+        self.trace, self.on_gpu, self.backward = trace, on_gpu, False
         self._living = {x.untyped_storage()._cdata: -1 for x in known}
         self._number = 0
+        self._sum: tuple[int, int] | None = None
         for index, parameter in enumerate(trace.parameters):
             parameter.register_post_accumulate_grad_hook(lambda x, index=index: self._mark_gradient(x, index))
 
@@ -173,9 +178,12 @@ class Recorder(TorchDispatchMode):
         """Run an operator and record it."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        self._sum = None
         made = [self._count(x.untyped_storage()) for x in tree_iter(result) if isinstance(x, Tensor)]
         if any(made) or func._schema.is_mutable:
             self._work(func, args, kwargs, result)
+        if self.backward and func is torch.ops.aten.add.Tensor and isinstance(args[1], Tensor):
+            self._sum = self._living[args[0].untyped_storage()._cdata], result.untyped_storage()._cdata
         return result
 
     def mark_copy(self, copy: Tensor) -> None:
@@ -195,13 +203,17 @@ class Recorder(TorchDispatchMode):
         self._number += 1
         number = self._living[storage._cdata] = self._number
         self.trace.events.append(Event("allocate", number, storage.nbytes()))
-        weakref.finalize(storage, self._free, storage._cdata, number).atexit = False
+        weakref.finalize(storage, self._free, storage._cdata).atexit = False
         return True
 
-    def _free(self, name: int, number: int) -> None:
-        if self._living.get(name) == number:
-            del self._living[name]
-            self.trace.events.append(Event("free", number))
+    def _free(self, name: int) -> None:
+        number = self._living.pop(name)
+        if self._sum and self._sum[0] == number:  # only the sum needed it: autograd adds in place, but not under a mode
+            self._living[self._sum[1]] = number
+            self.trace.events.remove(self.trace.events[-1])
+            self._sum = None
+            return
+        self.trace.events.append(Event("free", number))
 
     def _work(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         work, packet = self.trace.work, func._overloadpacket
@@ -216,6 +228,8 @@ class Recorder(TorchDispatchMode):
         elif packet in flop_registry:
             flops = flop_registry[packet](*args, **kwargs, out_val=result)
             work["bf16_matmuls" if first is not None and first.dtype == torch.bfloat16 else "fp32_matmuls"] += flops
+            if packet.__name__ in CUBLAS:
+                self.trace.matmuls.add(self.backward)
         else:
             outputs = [x for x in tree_iter(result) if isinstance(x, Tensor)]
             work["eager_passes"] += sum(x.numel() * x.element_size() for x in (*tensors, *outputs))
