@@ -39,3 +39,5 @@ rule all:
         f"{RESULTS}/writeup.pdf",
         f"{RESULTS}/report.html",
         f"{RESULTS}/verdict.txt",
+    message:
+        "All is measured, and the report is made"

@@ -23,6 +23,7 @@ from cs336_systems.lifeline import announce_run
 from cs336_systems.plan import make_plan, other_models, plan_to_json
 from cs336_systems.record.revisions import present
 from cs336_systems.record.source import source_digest
+from cs336_systems.run.ending import ending
 from cs336_systems.run.failure import describe_end, full_disks, places
 from cs336_systems.run.forecast import forecast
 from cs336_systems.run.lock import clear_after_dead_owner, note_owner
@@ -102,6 +103,8 @@ onstart:
 
 onsuccess:
     PROGRESS.finish()
+    if {"all", "writeup"} & set(workflow.dag_settings.targets or {"all"}):
+        print("", *ending(Path(RESULTS), "recorded" if PLAN.recorded else PLAN.device), sep="\n", file=sys.stderr)
 
 
 onerror:
@@ -162,7 +165,10 @@ def test_together(jobs):
     """
     tests = sorted({test for job in jobs for test in EXPERIMENTS[job.experiment].numeric_tests})
     if len(jobs) > 1:
-        print("Testing the code that is to be measured.", file=sys.stderr)
+        print(
+            f"Testing the code that is to be measured: {len(tests)} modules, for minutes, once for each version of it.",
+            file=sys.stderr,
+        )
         subprocess.run(["rules/correctness.sh", f"{RESULTS}/correctness", *tests], stderr=subprocess.DEVNULL)
 
 

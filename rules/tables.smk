@@ -22,6 +22,8 @@ rule plan:
     log:
         f"{RESULTS}/logs/plan.log",
     localrule: True
+    message:
+        "Writing the plan"
     params:
         digest=hashlib.sha256(PLAN_JSON.encode()).hexdigest(),
     shell:
@@ -83,6 +85,8 @@ rule verdict:
     params:
         source=source_digest("scripts.stages.verdict"),
         strict="--strict" if config["strict"] else "",
+    message:
+        "Counting the self-checks that passed"
     shell:
         "python -m scripts.stages.verdict {input.checks} {input.report} {output} {params.strict} 2> {log}"
         " || python -m cs336_systems.run.failure $? {log}"

@@ -22,6 +22,8 @@ rule charts:
     params:
         version=lambda wildcards: version("vl-convert-python"),
         source=source_digest("scripts.stages.charts"),
+    message:
+        "Unpacking the library that draws the page's charts"
     script:
         "../scripts/stages/charts.py"
 

@@ -19,6 +19,8 @@ rule writeup:
     input:
         f"{RESULTS}/writeup.pdf",
         f"{RESULTS}/verdict.txt",
+    message:
+        "The report is made"
 
 
 rule render:

@@ -7,6 +7,7 @@ jobs, follows these logs and reports its progress on the terminal and in `progre
 import contextlib
 import csv
 import dataclasses
+import itertools
 import re
 import sys
 import threading
@@ -23,10 +24,12 @@ from cs336_systems.record.measurement import WALL
 from cs336_systems.record.rows import parameters
 
 INTERVAL_S = 0.5
+SAMPLES = Path("tests/samples/cpu/raw")
+"""Rows that two cores of a processor measured, at the smoke scale."""
 FINISHED = re.compile(r"^\[(?P<number>\d+)/\d+\] .*?: (?P<outcome>.*), (?P<seconds>[\d.]+) s$")
 
 Walls = dict[tuple[str, ...], float]
-"""Seconds that cells took, by experiment and parameters as text."""
+"""Seconds that cells took, by experiment and parameters as text; by experiment alone, what starts a job."""
 
 
 def describe(cell: Experiment, cells: Sequence[Experiment]) -> str:
@@ -65,7 +68,7 @@ class ProgressMonitor:
             return
         measured = [job for job in self._plan.all_jobs() if job not in self._pending and self._plan.csv(job).exists()]
         self._done_before = sum(len(job.cells) for job in measured)
-        self._walls = read_walls(nearest(self._plan, recorded))
+        self._walls = read_walls(sources(self._plan, recorded))
         self._older = {job.path: self._written(job) for job in self._pending}
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self._log.write_text("", encoding="utf-8")
@@ -132,8 +135,11 @@ class ProgressMonitor:
         return f"{place} | {job.path}, cell {finished + 1} of {len(job.cells)}: {cell}"
 
     def seconds_left(self) -> float | None:
-        """Estimate the seconds left from recorded times, scaled to this run; unknown cells count as its mean."""
-        taken = expected = 0.0
+        """Estimate the seconds left from recorded times, scaled to this run; unknown cells count as its mean.
+
+        A job that has not begun also takes what starts it, but on a CPU, where one process is forked for all.
+        """
+        taken = expected = starts = 0.0
         spent: list[float] = []
         left: list[float | None] = []
         for job in self._pending:
@@ -141,6 +147,8 @@ class ProgressMonitor:
             known = [self._walls.get(wall_key(cell)) for cell in job.cells]
             spent += seconds
             left += known[len(seconds) :]
+            if job.path not in self._finished and self._plan.machine != CPU:
+                starts += self._walls.get((job.experiment,), 0.0)
             for here, there in zip(seconds, known, strict=False):
                 if there is not None:
                     taken, expected = taken + here, expected + there
@@ -148,7 +156,7 @@ class ProgressMonitor:
         if mean is None and None in left:
             return None
         pace = taken / expected if expected else 1.0
-        return sum(mean or 0.0 if wall is None else pace * wall for wall in left)
+        return pace * starts + sum(mean or 0.0 if wall is None else pace * wall for wall in left)
 
     def _say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -166,19 +174,22 @@ def duration(seconds: float | None) -> str:
     return f"about {round(seconds / 60)} min left"
 
 
-def nearest(plan: Plan, recorded: Path) -> Path:
-    """The folder of CSV files recorded on this machine's model or, for a GPU, on some other GPU."""
+def sources(plan: Plan, recorded: Path) -> list[Path]:
+    """The folders of CSV files to estimate from, this machine's model last; for a processor, those of one."""
     own = recorded / plan.machine / "raw"
-    if own.is_dir() or plan.machine == CPU:
-        return own
-    others = sorted(path for path in recorded.glob("*/raw") if path.parent.name != CPU)
-    return others[0] if others else own
+    if plan.machine == CPU:
+        return [SAMPLES, own]
+    others = (path for path in sorted(recorded.glob("*/raw")) if path.parent.name not in (CPU, plan.machine))
+    return [*others, own]
 
 
-def read_walls(raw: Path) -> Walls:
-    """Read how long cells took on the machine of a folder of CSV files; empty if the folder has none."""
+def read_walls(folders: Iterable[Path]) -> Walls:
+    """Read how long cells took on the machines of some folders of CSV files, later folders first.
+
+    An experiment's name alone is the key of how long its jobs took to start.
+    """
     walls: Walls = {}
-    for name, experiment in EXPERIMENTS.items():
+    for raw, (name, experiment) in itertools.product(folders, EXPERIMENTS.items()):
         older = {key: str(value) for key, value in experiment.added_later.items()}
         for path in sorted((raw / name).glob("*.csv")):
             # A file that is not sound is complained of where the report is made; here it only says less.
@@ -188,6 +199,7 @@ def read_walls(raw: Path) -> Walls:
                     if row["metric"] == WALL:
                         values = older | row
                         walls[(name, *(values[key] for key in parameters(experiment)))] = float(row["mean"])
+                        walls[(name,)] = float(row["startup_seconds"])
     return walls
 
 

@@ -6,11 +6,20 @@ import pytest
 
 from cs336_systems.experiments.accumulation import Accumulation
 from cs336_systems.grids import Job
-from cs336_systems.plan import Plan
+from cs336_systems.plan import Plan, make_plan
 from cs336_systems.record.measurement import WALL, summarize
 from cs336_systems.record.rows import make_row, write_job
-from cs336_systems.run.progress import ProgressMonitor, describe, duration, finished_line
-from tests.samples import H200, provenance
+from cs336_systems.run.progress import (
+    SAMPLES,
+    ProgressMonitor,
+    describe,
+    duration,
+    finished_line,
+    read_walls,
+    sources,
+    wall_key,
+)
+from tests.samples import H200, ROOT, config, provenance
 
 CELLS = tuple(Accumulation(additions=number) for number in (1, 2, 3))
 
@@ -132,3 +141,32 @@ def test_a_cell_is_described_by_what_sets_it_apart():
     cells = [Accumulation(additions=1, cast=cast) for cast in (False, True)]
     assert describe(cells[1], cells) == "cast=True"
     assert describe(cells[0], cells[:1]) == "additions=1"
+
+
+def test_a_job_that_has_not_begun_also_has_to_start(plan, follow, tmp_path):
+    """Recorded on another GPU: cells of 10, 20 and 30 s, and 6 s until the first one. This run takes a fifth."""
+    origin = provenance(**H200, startup_seconds=6.0)
+    rows = [make_row(cell, summarize(WALL, "s", [10.0 * cell.additions]), origin) for cell in CELLS]
+    write_job(tmp_path / "recorded/nvidia-h200/raw/accumulation/x.csv", Accumulation, rows)
+    look = follow("a", "b")
+    write_log(plan, "a", "ok")
+    assert look() == ["1 of 6 cells done, about 23 s left | accumulation/a, cell 2 of 3: additions=2"]
+
+
+def test_of_several_recorded_gpus_each_cell_counts_and_the_own_model_wins(plan, tmp_path):
+    for machine, gpu, seconds, cells in (
+        ("nvidia-h200", "NVIDIA H200", 1.0, CELLS),
+        ("nvidia-l4", "NVIDIA L4", 5.0, CELLS[:1]),
+        ("nvidia-z", "NVIDIA Z", 2.0, CELLS[1:2]),
+    ):
+        rows = [make_row(cell, summarize(WALL, "s", [seconds]), provenance(**H200 | {"gpu": gpu})) for cell in cells]
+        write_job(tmp_path / f"recorded/{machine}/raw/accumulation/x.csv", Accumulation, rows)
+    walls = read_walls(sources(plan, tmp_path / "recorded"))
+    assert [walls[wall_key(cell)] for cell in CELLS] == [5.0, 2.0, 1.0]
+
+
+def test_a_processors_cells_of_the_smoke_scale_are_known():
+    jobs = make_plan(config(scale="smoke", machine="cpu"), ROOT).all_jobs()
+    walls = read_walls([ROOT / SAMPLES])
+    known = [wall_key(cell) in walls for job in jobs for cell in job.cells]
+    assert sum(known) > 0.8 * len(known)

@@ -1,0 +1,44 @@
+"""What a run that has made the report says last: where the report is, what it found, and what comes next. No torch."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+HEADLINE = re.compile(r"^tile\(\[(?P<number>.*?)\], \[(?P<meaning>.*)\]\),$", re.MULTILINE)
+ANSWER = re.compile(r'^finding\(".*?", ".*?", \[.*?\], \[(?P<meaning>.*)\]\),$', re.MULTILINE)
+"""Lines of the report's Typst source: the headline numbers, then the answers."""
+QUOTED = re.compile(r'#"((?:[^"\\]|\\.)*)";?')
+FINDINGS = 3
+NEXT = {
+    "cpu": "The models were small: `snakemake --config recorded=nvidia-h200` shows what a GPU measured.",
+    "cuda": "`snakemake card` tells whether this GPU is as fast as it should be.",
+    "recorded": "`make` measures this machine.",
+}
+"""The next command, after a run on a device or from recorded results."""
+
+
+def ending(results: Path, after: str) -> Iterator[str]:
+    """The last lines of a run.
+
+    Args:
+        results: the machine's folder, with the report.
+        after: a key of NEXT.
+    """
+    source = (results / "writeup.typ").read_text(encoding="utf-8")
+    yield (results / "verdict.txt").read_text(encoding="utf-8").strip()
+    if (page := results / "report.html").exists():
+        yield f"As a page, with all rows to explore: {page}"
+    yield from (f"- {finding}" for finding in findings(source))
+    yield NEXT[after]
+
+
+def findings(source: str) -> list[str]:
+    """The first headline numbers of a report's Typst source, or answers where there are too few."""
+    numbers = [f"{match['number']}: {match['meaning']}" for match in HEADLINE.finditer(source)]
+    answers = [match["meaning"] for match in ANSWER.finditer(source)]
+    return [plain(text) for text in (numbers + answers)[:FINDINGS]]
+
+
+def plain(markup: str) -> str:
+    """Markup of one line without its signs."""
+    return QUOTED.sub(lambda match: match[1].replace('\\"', '"'), markup).replace("~", " ").replace("`", "")

@@ -1,0 +1,29 @@
+"""The last lines of a run that has made the report."""
+
+import pytest
+
+from cs336_systems.run.ending import ending, findings
+from tests.samples import ROOT
+
+
+@pytest.mark.parametrize("name", ["h200", "laptop", "sparse"])
+def test_every_report_has_three_findings(name):
+    found = findings((ROOT / f"tests/golden/{name}-report.typ").read_text())
+    assert len(found) == 3
+    for text in found:
+        assert any(letter.isdigit() for letter in text)
+        assert not set(text) & set('#"[];~`')
+
+
+def test_the_report_the_page_and_the_next_command_are_named(tmp_path):
+    source = 'tile([2.00×], [bf16 over #"fp32";]),\nfinding("a-b", "a", [#"Title";], [An answer of 3 ms.]),\n'
+    (tmp_path / "writeup.typ").write_text(source)
+    (tmp_path / "verdict.txt").write_text("The report is x.pdf (3 of 3 self-checks passed)\n")
+    (tmp_path / "report.html").touch()
+    assert list(ending(tmp_path, "recorded")) == [
+        "The report is x.pdf (3 of 3 self-checks passed)",
+        f"As a page, with all rows to explore: {tmp_path}/report.html",
+        "- 2.00×: bf16 over fp32",
+        "- An answer of 3 ms.",
+        "`make` measures this machine.",
+    ]
