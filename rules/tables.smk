@@ -22,10 +22,10 @@ rule plan:
     log:
         f"{RESULTS}/logs/plan.log",
     localrule: True
-    message:
-        "Writing the plan"
     params:
         digest=hashlib.sha256(PLAN_JSON.encode()).hexdigest(),
+    message:
+        "Writing the plan"
     shell:
         'cp "$CS336_PLAN" {output} 2> {log}'
 

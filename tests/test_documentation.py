@@ -5,6 +5,8 @@ import re
 import runpy
 from pathlib import Path
 
+import pytest
+
 from tests.samples import ROOT
 from tests.support.ranks import launch
 
@@ -32,7 +34,7 @@ optimizer.step()
 
 def test_the_examples_run(tmp_path):
     code = NAMES
-    for page in ("README.md", "docs/library.md", "docs/training.md"):
+    for page in ("README.md", "docs/library.md", "docs/training.md", "docs/what-fits.md"):
         examples = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
         assert examples
         for example in examples:
@@ -45,3 +47,34 @@ def test_the_examples_run(tmp_path):
 def run(rank, examples):
     os.chdir(ROOT)
     runpy.run_path(examples, init_globals={"rank": rank, "folder": str(Path(examples).parent)})
+
+
+PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))]
+
+
+def anchors(text):
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_reads_the_same_on_github_as_on_the_site(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    prose = re.sub(r"```.*?```|<!--.*?-->|`[^`\n]*`", "", text, flags=re.DOTALL)
+    assert not re.findall(r"^(?:!!!|:::|--8<--).*|\{(?:width|#|\.|:).*?\}", prose, re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if target.startswith(("http", "mailto", "../../")):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (ROOT / page).parent / name if name else ROOT / page
+        assert file.exists(), f"{page} links to {target}"
+        if anchor:
+            assert anchor in anchors(file.read_text(encoding="utf-8")), f"{page} links to {target}"
+        if page.startswith("docs/"):
+            assert file.resolve().is_relative_to(ROOT / "docs"), f"{target} is not on the site"
+
+
+def test_every_page_of_the_documentation_is_in_its_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2]
+    assert sorted(re.findall(r"[\w-]+\.md", navigation)) == [page.removeprefix("docs/") for page in PAGES[1:]]

@@ -6,12 +6,15 @@ Launch: python -m scripts.docs [PAGE ...], for all pages or the named ones.
 import argparse
 from pathlib import Path
 
-from scripts.docs import data_dictionary, gpus, readme, recorded_machines
+from scripts.docs import api, data_dictionary, gpus, readme, recorded_machines
 
 PAGES = {
     "README.md": readme.page,
     "docs/data-dictionary.md": data_dictionary.page,
     "docs/gpus.md": gpus.page,
+    "docs/library.md": api.page,
+    "docs/training.md": api.page,
+    "docs/what-fits.md": api.page,
     "docs/recorded-machines.md": recorded_machines.page,
 }
 """The function that updates each page's text."""

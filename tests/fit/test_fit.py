@@ -1,6 +1,8 @@
 """`python -m cs336_systems.fit`: its command line, and the planned cells that it refuses."""
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 
@@ -193,3 +195,10 @@ def test_cells_that_cannot_fit_are_told_and_others_tried():
     assert too_large(EndToEnd(size="10B", context=128, model="tests.fit.test_fit:Tied"), "nvidia-h200") == ""
     assert too_large(step, "cpu") == too_large(step, "nvidia-h900") == ""
     assert too_large(FullyShardedTraining(size="10B", precision="bf16"), "nvidia-h200") == ""  # sharded, it fits
+
+
+def test_the_documented_answer_is_todays(capsys):
+    text = (ROOT / "docs/what-fits.md").read_text()
+    command, answer = re.search(r"cs336-systems fit (.*)\n```.*?```text\n(.*?)\n```", text, re.DOTALL).groups()
+    main(shlex.split(command))
+    assert capsys.readouterr().out.startswith(f"{answer}\n")

@@ -71,7 +71,7 @@ CONVOLUTIONS = {"ViT", "CaiT", "DiT", "Whisper", "ConvNeXt", "U-Net"}
     ids=lambda row: f"{row['name']} {row['precision']}{' checkpointed' * (row['checkpointed'] == 'True')}",
 )
 def test_peaks_that_an_h100_measured(row):
-    """Three blocks of each architecture, and published models whole, all before the tracing was compared with them."""
+    """Three blocks of each architecture, and published models whole."""
     shape = [int(size) for size in row["shape"].split("x")]
     ids = torch.empty(shape, dtype=torch.int64 if len(shape) == 2 else torch.float32, device="meta")
     if row["width"]:

@@ -1,0 +1,125 @@
+"""Signatures and docstrings in Markdown, from the source alone: no module is imported, as many need PyTorch.
+
+A page has lines `<!-- api package.name -->`, or `<!-- api package.name: method, method -->` for some of a class's
+methods; what follows, up to `<!-- end of api -->`, is written here.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+PLACE = re.compile(r"(?<=<!-- api )(?P<name>[\w.]+)(?P<methods>: [\w, ]+)? -->\n.*?(?=<!-- end of api -->)", re.DOTALL)
+WIDTH = 88
+SECTION = re.compile(r"(Args|Raises|Returns|Yields):")
+Definition = ast.FunctionDef | ast.ClassDef
+
+
+def page(text: str) -> str:
+    """The text of a page, with today's signatures and docstrings.
+
+    Raises:
+        ValueError: it has no place for them, or names what does not exist.
+    """
+    text, found = PLACE.subn(_entry, text)
+    if not found:
+        raise ValueError("the page has no line '<!-- api NAME -->'")
+    return text
+
+
+def _entry(match: re.Match[str]) -> str:
+    """A class or function with its signature; of a class also the methods that are asked for."""
+    name = match["name"]
+    definition = find(name)
+    methods = [method.strip() for method in (match["methods"] or ":").removeprefix(":").split(",") if method.strip()]
+    parts = [f"### `{name.rpartition('.')[2]}`", f"`{name}`", *described(definition)]
+    if isinstance(definition, ast.ClassDef):
+        of_class = {each.name: each for each in definition.body if isinstance(each, ast.FunctionDef)}
+        for method in methods:
+            parts += described(of_class[method], bound=True)
+    return f"{name}{match['methods'] or ''} -->\n\n" + "\n\n".join(parts) + "\n\n"
+
+
+def find(name: str) -> Definition:
+    """The definition that a dotted name means, in its module or where its package imports it from.
+
+    Raises:
+        ValueError: there is none.
+    """
+    module, _, last = name.rpartition(".")
+    folder = Path(*module.split("."))
+    path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    own = [node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == last]
+    if own:
+        return own[-1]  # after its overloads
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and last in [alias.name for alias in node.names]:
+            return find(f"{node.module}.{last}")
+    raise ValueError(f"{name} is documented, but not defined in {path}")
+
+
+def described(definition: Definition, *, bound: bool = False) -> Iterator[str]:
+    """The signature of a class, function or method, and its docstring; a class has those of its `__init__`, too."""
+    call = definition
+    if isinstance(definition, ast.ClassDef):
+        methods = {each.name: each for each in definition.body if isinstance(each, ast.FunctionDef)}
+        call = methods.get("__init__", definition)
+    yield f"```py\n{signature(definition.name, call, method=bound or call is not definition)}\n```"
+    yield from documented(definition)
+    if call is not definition:
+        yield from documented(call)
+
+
+def signature(name: str, call: Definition, *, method: bool) -> str:
+    """A call with all parameters, one per line if it is long."""
+    if isinstance(call, ast.ClassDef):
+        return name
+    parameters = [*_parameters(call.args)][1 if method else 0 :]
+    result = f" -> {ast.unparse(call.returns)}" if call.returns and call.name != "__init__" else ""
+    line = f"{name}({', '.join(parameters)}){result}"
+    if len(line) <= WIDTH:
+        return line
+    return "\n".join([f"{name}(", *(f"    {parameter}," for parameter in parameters), f"){result}"])
+
+
+def _parameters(arguments: ast.arguments) -> Iterator[str]:
+    ordered = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(ordered) - len(arguments.defaults)) + list(arguments.defaults)
+    for argument, default in zip(ordered, defaults, strict=True):
+        yield _parameter(argument, default)
+    if arguments.vararg:
+        yield f"*{_parameter(arguments.vararg)}"
+    elif arguments.kwonlyargs:
+        yield "*"
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        yield _parameter(argument, default)
+    if arguments.kwarg:
+        yield f"**{_parameter(arguments.kwarg)}"
+
+
+def _parameter(argument: ast.arg, default: ast.expr | None = None) -> str:
+    annotation = f": {ast.unparse(argument.annotation)}" if argument.annotation else ""
+    equals = " = " if annotation else "="
+    return f"{argument.arg}{annotation}" + ("" if default is None else f"{equals}{ast.unparse(default)}")
+
+
+def documented(definition: Definition) -> Iterator[str]:
+    """The parts of a docstring: paragraphs as they are, and lists of what it names."""
+    docstring = ast.get_docstring(definition) or ""
+    for part in re.split(r"\n\n+", docstring):
+        first, *lines = part.splitlines() or [""]
+        if SECTION.fullmatch(first):
+            yield f"{first.removesuffix(':')}:"
+            yield _listed(lines)
+        elif part:
+            yield part
+
+
+def _listed(lines: list[str]) -> str:
+    """The entries of a section, each of which begins with its name; or its text, if it has no names."""
+    indented = [line[4:] for line in lines]
+    if not re.match(r"[\w*., ]+:", indented[0]):
+        return "\n".join(indented)
+    entries = "\n".join(indented)
+    return re.sub(r"^(?! )([\w*.]+)(?=:)", r"- `\1`", entries, flags=re.MULTILINE).replace("\n    ", "\n  ")
