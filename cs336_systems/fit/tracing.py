@@ -4,6 +4,7 @@ Nothing is computed, so that a model of any size can be traced on any machine in
 """
 
 import contextlib
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -120,7 +121,8 @@ def trace_step(
     trace = _empty_trace(model, arguments)
     recorder = Recorder(trace, [*model.parameters(), *model.buffers(), *arguments], on_gpu=on_gpu)
     kernels = AsOnGpu(autocast=precision == "autocast", on_copy=recorder.mark_copy) if on_gpu else None
-    with meta_errors("run"), kernels or contextlib.nullcontext(), torch.device("meta"):
+    with meta_errors("run"), kernels or contextlib.nullcontext(), torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of speed, on a device that computes nothing
         if checkpointed:
             _checkpoint_blocks(model, kernels)
         with recorder:

@@ -6,10 +6,11 @@ Launch: python -m scripts.docs [PAGE ...], for all pages or the named ones.
 import argparse
 from pathlib import Path
 
-from scripts.docs import api, data_dictionary, gpus, readme, recorded_machines
+from scripts.docs import api, data_dictionary, gpus, picture, readme, recorded_machines
 
 PAGES = {
     "README.md": readme.page,
+    "docs/images/speed.svg": picture.page,
     "docs/data-dictionary.md": data_dictionary.page,
     "docs/gpus.md": gpus.page,
     "docs/library.md": api.page,
