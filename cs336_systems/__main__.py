@@ -67,7 +67,12 @@ def is_experiment(name: str) -> bool:
 def run(module: str, options: Sequence[str]) -> None:
     """Run a module as `python -m` does."""
     sys.argv = [module, *options]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("cs336_systems"):
+            raise
+        refuse(f"{error.name} is not installed; pip install 'cs336-systems[report]' does it")
 
 
 def snakemake(target: str, options: Sequence[str]) -> int:

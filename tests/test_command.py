@@ -59,3 +59,10 @@ def test_a_command_has_its_own_options(run):
     measured = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert measured.returncode == 0, measured.stderr
     assert "sum" in measured.stdout
+
+
+def test_a_missing_package_is_named_with_the_extra(run, monkeypatch):
+    """As after `pip install .`, which installs only what the library needs."""
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    sentence = "cs336-systems: pandas is not installed; pip install 'cs336-systems[report]' does it\n"
+    assert run("fit", "--size", "small") == (2, "", sentence)
