@@ -334,7 +334,9 @@ def launch_results(case: Case, inputs: dict[str, Tensor], launch) -> dict[str, T
 @pytest.fixture(scope="module")
 def interpreted_options(request) -> dict[str, dict[str, str]]:
     environment = interpreter_environment()
-    cases = [test.callspec.params["case"] for test in request.session.items if "interpreted_options" in test.fixturenames]
+    cases = [
+        test.callspec.params["case"] for test in request.session.items if "interpreted_options" in test.fixturenames
+    ]
     run = subprocess.run([sys.executable, __file__, *cases], env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout.splitlines()[-1])
