@@ -395,9 +395,11 @@ def listed_power(it: Reading) -> Expected:
 
 
 def energy_at_the_limit(it: Reading) -> Expected:
-    """What a GPU between idle and the limit of its data sheet takes in a step, J."""
+    """What a GPU between idle and the limit of its data sheet takes in a step that has settled, J."""
     gpu, seconds = gpu_of(it.row["gpu"]), it.of("step") / 1e3
-    return None if gpu is None else (IDLE * gpu.power_limit * seconds, gpu.power_limit * seconds)
+    if gpu is None or it.next_to("first_steps") is None:  # earlier code counted the energy of steps on a warmer GPU
+        return None
+    return IDLE * gpu.power_limit * seconds, gpu.power_limit * seconds
 
 
 def power_at_a_low_clock(it: Reading) -> Expected:
