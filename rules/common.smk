@@ -31,6 +31,7 @@ from cs336_systems.run.progress import ProgressMonitor
 from cs336_systems.run.warm import WARM
 from scripts.tools.log import printable
 from snakemake.exceptions import WorkflowError
+from snakemake.settings.enums import Quietness
 from snakemake.utils import update_config
 
 update_config(config, as_in_a_file(workflow.config_settings.config))
@@ -70,8 +71,12 @@ if workflow.is_main_process:
     announce_run()
     if workflow.output_settings.dryrun:
         atexit.register(lambda: print_forecast())  # below what Snakemake prints
-    elif message := clear_after_dead_owner():
-        print(message, file=sys.stderr)
+    else:
+        # One counter is enough, that of cells; a dry run says what would run, and why.
+        if workflow.output_settings.quiet is not None:  # as both profiles make it
+            workflow.output_settings.quiet.update({Quietness.PROGRESS, Quietness.REASON})
+        if message := clear_after_dead_owner():
+            print(message, file=sys.stderr)
 
 
 wildcard_constraints:

@@ -102,11 +102,11 @@ def predict(module: Module, gpu: str, gpus: int, precision: Literal["fp32", "bf1
     if precision == "fp32":
         alone = {"fp32": "fp32"}
     if gpus == 1:
-        for each, name in alone.items():
-            yield from _both(module, gpu, each, Sharing(), name)
+        for compute, name in alone.items():
+            yield from _both(module, gpu, compute, Sharing(), name)
         return
     for scheme, name in SCHEMES.items():
-        compute: Precision = precision if scheme == "FSDP" else next(iter(alone))
+        compute = precision if scheme == "FSDP" else next(iter(alone))
         yield from _both(module, gpu, compute, Sharing(scheme=scheme, ranks=gpus), name)
 
 

@@ -78,10 +78,10 @@ class Trace:
 
     def unit_numbers(self) -> list[int]:
         """Weights of each unit, in the order of the model."""
-        found: Counter[int] = Counter()
+        numbers: Counter[int] = Counter()
         for parameter, unit in zip(self.parameters, self.units, strict=True):
-            found[unit] += parameter.numel()
-        return [found[unit] for unit in sorted(found)]
+            numbers[unit] += parameter.numel()
+        return [numbers[unit] for unit in sorted(numbers)]
 
 
 def trace_step(
@@ -157,7 +157,7 @@ def next_token(logits: Tensor) -> Tensor:
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The longest list of modules of one class, which a training loop would checkpoint and shard one by one."""
     lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
-    equal = [each for each in lists if len(each) > 1 and len({type(block) for block in each}) == 1]
+    equal = [blocks for blocks in lists if len(blocks) > 1 and len({type(block) for block in blocks}) == 1]
     return max(equal, key=len, default=[])
 
 

@@ -35,5 +35,5 @@ def test_there_has_to_be_something_to_compare_with(tmp_path):
     printed = snakemake(folder, "compare", check=False)
     assert "with is 'none'; allowed: a label in results/ or recorded/, or a folder" in printed
     printed = snakemake(folder, "compare", "--config", "with=nvidia-h200", "fail_if_slower=fast", check=False)
-    assert "fail_if_slower is 'fast'; allowed: none, or a percentage such as 5%" in printed
+    assert "fail_if_slower is 'fast'; allowed: none, or a percentage above 0% and below 100%, such as 5%" in printed
     assert "Traceback" not in printed
