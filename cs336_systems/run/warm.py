@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import runpy
+import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -47,6 +48,7 @@ class Forked:
 
 def serve(address: str) -> int:
     """Fork jobs, one at a time, until the run is over; in a forked process, run its job and return its exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Snakemake's, which then ends this process
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen()
@@ -73,6 +75,7 @@ def serve(address: str) -> int:
 def run(command: Sequence[str], environment: Mapping[str, str], files: Sequence[int]) -> int:
     """Become a job: `python -m MODULE ...` or `torchrun ... -m MODULE ...`, with its environment and standard files."""
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)

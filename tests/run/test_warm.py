@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -55,6 +56,7 @@ def launch(server, tmp_path, monkeypatch, capfd):
     def launch(fate, *command, timeout=60.0):
         monkeypatch.setenv(WARM, server[2])
         monkeypatch.setenv("FATE", fate)
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         start_keeping(tmp_path / "kept", "")
         return *relaunch.launch(
             [*command, "-m", "fated", str(tmp_path)], tmp_path / "kept", timeout
@@ -91,6 +93,9 @@ def test_ranks_are_forked_too_and_end_with_a_job_that_hangs(launch, tmp_path):
 
 def test_the_warm_process_ends_with_its_run(server):
     warm, run, _ = server
+    warm.send_signal(signal.SIGINT)  # as a terminal sends it to all processes
+    with pytest.raises(subprocess.TimeoutExpired):
+        warm.wait(timeout=1)
     run.kill()
     run.wait()
     assert warm.wait(timeout=30) == 0
