@@ -12,7 +12,7 @@ from tests.samples import ROOT
 
 LINES_TOLD = 60
 ANSWER = re.compile(r'^#answer\("(.*?)", \[.*?\], \[(.*)\]\)$', re.MULTILINE)
-VERDICT = re.compile(r'^finding\("(.*?)", .*?, \[.*?\], \[(.*)\]\),$', re.MULTILINE)
+VERDICT = re.compile(r'^finding\("(.*?)", \[.*?\], \[(.*)\]\),$', re.MULTILINE)
 NO_NUMBER = re.compile(r".{0,60}(?<![\w.])(?:nan|inf|NaN|None(?! of))\b.{0,30}")
 BRANCHES = 200
 
