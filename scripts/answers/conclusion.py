@@ -180,8 +180,8 @@ def state_sharded(table: DataFrame) -> Typst:
         return NOTHING
     peak = select(peaks(memory(table)), cell=found[0].cell).set_index("contender")["peak"]
     return say(
-        "Shard the optimizer's state: it saves {saved:gib}, and a step takes {own[median]:ms} instead of "
-        "{other[median]:ms} ({own[cell]}).",
+        "Shard the optimizer's state: it saves {saved:gib} at {own[median]:ms} instead of {other[median]:ms} "
+        "({own[cell]}).",
         saved=peak[UNSHARDED] - peak[SHARDED_STATE],
         own=found[0].first,
         other=found[0].other,
@@ -235,8 +235,8 @@ def advice(tables: Tables, steps: DataFrame, found: DataFrame, one: Facts) -> An
         or one.say("Use {most:listing} first: nothing else saves as much of {top[label]}'s step."),
         more=facts.say(
             state_sharded(tables["optimizer_sharding"]),
-            "If the weights do not fit, shard them too: _{fsdp[title]}_ keeps {fsdp[efficiency]:percent} of the speed "
-            "without communication ({fsdp[panel]}, {fsdp[processes]} ranks).",
+            "Where weights do not fit, _{fsdp[title]}_ keeps {fsdp[efficiency]:percent} of the speed ({fsdp[panel]}, "
+            "{fsdp[processes]} ranks).",
         ),
         reason=facts.say(
             "Launched call by call in bf16 (@sec-training_ladder), a step takes {steps:listing}.",

@@ -77,11 +77,10 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
             )
             + " ({best[cell]})."
         ),
-        more=facts.say(
-            "Steps with {sizes:listing} MB take {steps:listing} ms.", "Best in other settings: {others:listing}."
-        ),
+        more=facts.say("Steps with {sizes:listing} MB take {steps:listing} ms."),
         evidence="ddp_bucket_sizes" if any(sizes["exposed"].notna().any() for sizes in swept) else (),
         reason=facts.say(
+            "Best in other settings: {others:listing}.",
             same_calls(asked),
             "But calls are not what is exposed: of {slowed[exposed]:ms} at {best[bucket_mb]} MB, "
             "{slowed[stretched]:ms} are compute that takes longer next to NCCL's kernels.",

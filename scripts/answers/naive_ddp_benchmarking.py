@@ -64,7 +64,6 @@ def share(tables: Tables, table: DataFrame, rows: DataFrame) -> Answer:
             "In the profiled step communication runs uncovered for {uncovered:ms}, {uncovered / "
             "naive[timeline_length]:percent} "
             "of it, and the device idles for another {idle:ms}.",
-            "In other settings communicating adds {others:listing}.",
         ),
         evidence=Captioned(
             grid(DataFrame(steps), COLUMNS),
@@ -73,6 +72,7 @@ def share(tables: Tables, table: DataFrame, rows: DataFrame) -> Answer:
             "and idle: communication while nothing computes, and further idle time, in the profiled step.",
         ),
         reason=facts.say(
+            "In other settings communicating adds {others:listing}.",
             "The wrapper all-reduces {naive[messages]:whole} gradients one by one, {naive[communicated]:size} "
             "together.",
             "By the line of @sec-distributed_communication_single_node these calls take {naive[alone]:ms}, of which "
