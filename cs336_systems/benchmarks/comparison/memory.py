@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from cs336_systems.accounting.units import MIB
@@ -80,7 +81,8 @@ def on_each_rank(metric: str, count: int, device: torch.device, details: dict[st
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
     """Bytes of tensors' storages, each storage counted once."""
-    storages = [tensor.untyped_storage() for tensor in tensors]
+    there = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
+    storages = [tensor.untyped_storage() for tensor in there]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
