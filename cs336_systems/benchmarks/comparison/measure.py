@@ -7,6 +7,7 @@ import torch
 
 from cs336_systems.benchmarks.comparison.agreement import available_on_all_ranks, quick_collections, together
 from cs336_systems.benchmarks.comparison.builders.own import own_contenders
+from cs336_systems.benchmarks.comparison.originals import left_alone, originals, restore
 from cs336_systems.benchmarks.comparison.rounds import take_turns
 from cs336_systems.benchmarks.comparison.trial import Trial
 from cs336_systems.benchmarks.comparison.turns import not_known, summarize_turns
@@ -23,6 +24,7 @@ ON_CUDA = {
 """Metrics that exist only on CUDA devices, and the reason."""
 
 T = TypeVar("T")
+originals()  # as they are before any code under test is imported
 
 
 def measure(cell: Any, device: torch.device) -> list[Measurement]:
@@ -31,9 +33,12 @@ def measure(cell: Any, device: torch.device) -> list[Measurement]:
     Raises:
         Unavailable: no contender could take part.
     """
+    contenders = contenders_of(cell)
+    if any(contender.own for contender in contenders):
+        restore()  # what their modules have replaced when they were imported
     trial = Trial(cell, device)
     with quick_collections(), together():
-        turns, refused = take_turns(contenders_of(cell), cell.rounds, agreed(trial.check), agreed(trial.turn))
+        turns, refused = take_turns(contenders, cell.rounds, agreed(trial.check), agreed(trial.turn))
         inspected, not_inspected = take_turns(turns, 1, lambda _: None, agreed(trial.inspect))
     refused |= not_inspected
     if not inspected:
@@ -64,6 +69,7 @@ def agreed(attempt: Callable[[Declared], T]) -> Callable[[Declared], T]:
     def attempted(contender: Declared) -> T:
         if not contender.own:
             return attempt(contender)
-        return available_on_all_ranks(lambda: attempt(contender), own=True)
+        with left_alone():
+            return available_on_all_ranks(lambda: attempt(contender), own=True)
 
     return attempted

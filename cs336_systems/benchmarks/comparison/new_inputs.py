@@ -10,11 +10,9 @@ profile.
 """
 
 import contextlib
-import importlib
 import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from typing import TypeVar
 
 import torch
@@ -28,6 +26,7 @@ from cs336_systems.benchmarks.comparison.exact_attention import (
     require_close,
     require_unchanged,
 )
+from cs336_systems.benchmarks.comparison.originals import originals, restore
 from cs336_systems.benchmarks.comparison.refusal import refuse
 from cs336_systems.measure.memory import Unavailable
 
@@ -44,39 +43,21 @@ ROUNDS = 4
 """How often a CPU's times are taken until new inputs take as long: what else runs there may slow it down meanwhile."""
 COMPARED = 2**30
 """Scores whose results are compared after each lap: those of heads chosen at random, at least one."""
-TIMERS = (
-    *("time.perf_counter", "time.perf_counter_ns", "time.time", "torch.cuda.Event", "torch.cuda.Event.record"),
-    *("torch.cuda.Event.elapsed_time", "torch.cuda.synchronize", "torch.cuda.CUDAGraph", "torch.cuda.current_stream"),
-    *(("triton.testing.do_bench", "triton.testing.do_bench_cudagraph") if find_spec("triton") else ()),
-)
-"""The timers of measurements: bound before code under test is imported, which must leave them alone."""
+originals()  # as they are before code under test is imported
 
 
 class Slower(Unavailable):
     """Raised where new inputs take longer."""
 
 
-def present(path: str) -> object:
-    """The object that a path means now: a module, and names in it."""
-    module, *names = path.split(".")
-    found: object = importlib.import_module("triton.testing" if module == "triton" else module)
-    for name in names[module == "triton" :]:
-        found = getattr(found, name)
-    return found
-
-
-_ORIGINAL = {path: present(path) for path in TIMERS}
-
-
 def require_timers() -> None:
-    """Check that code under test has not replaced a timer.
+    """Check that code under test has replaced no timer; put back what it has.
 
     Raises:
         Unavailable: it has.
     """
-    for path, original in _ORIGINAL.items():
-        if present(path) is not original:
-            refuse(f"it has replaced {path}", foreign=True)
+    if replaced := restore():
+        refuse(replaced[0], foreign=True)
 
 
 def require_the_same_on_new_inputs(
