@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from cs336_systems.accounting.contenders import COPY_SLACK, PART_OF_STEP, Found, differences
 from cs336_systems.benchmarks.comparison.agreement import first_of_all_ranks
 from cs336_systems.benchmarks.comparison.gradients import sample_weights, some_stay
+from cs336_systems.benchmarks.comparison.messages import Messages
 from cs336_systems.benchmarks.comparison.training import Phases, Training, run
 from cs336_systems.experiments.contender import Declared
 from cs336_systems.measure.memory import Unavailable
@@ -34,6 +35,9 @@ COLLECTIVES = {
     "reduce": "reduce",
 }
 """Names of collectives by the prefix of their operator's name, without underscores."""
+LEAST = {"optimizer_sharding": 1.95, "fsdp": 1.9}
+"""How often ranks that share state send all weights' bytes at least, by experiment: gradients, and updated weights.
+Small ones may be on every rank."""
 ALLOCATIONS = ("empty", "new_empty", "empty_like", "empty_strided")
 UPDATES = ("_fused_adamw_", "_foreach_add_")
 """Operators of the optimizer and its step count; ranks that shard it run fewer of them."""
@@ -49,6 +53,8 @@ class Observed:
     """Tokens that the model was called with."""
     written: int
     """Bytes that PyTorch's operators wrote, without the optimizer's update."""
+    recorded: tuple[int, int] | None
+    """Number and bytes of messages in PyTorch's flight recorder, or None."""
     weights_stay: bool
     """Whether a weight has not moved on some rank."""
 
@@ -126,12 +132,15 @@ def observe(training: Training, device: torch.device) -> Observed:
         lambda _, inputs, named: tokens.append(tree_leaves([inputs, named])[0].numel()), with_kwargs=True
     )
     before = sample_weights(training.wrapped)
+    messages = Messages() if training.own else None
     watch = watched(training.careful)
+    recorded = messages.count() if messages else None
     hook.remove()
     return Observed(
         collectives={key: (calls, watch.bytes[key]) for key, calls in watch.calls.items()},
         tokens=sum(tokens),
         written=watch.written,
+        recorded=recorded,
         weights_stay=some_stay(before, sample_weights(training.wrapped), device),
     )
 
@@ -173,6 +182,11 @@ class Witness:
             yield f"its model sees {found.tokens} tokens in a step, and the batch has {tokens}"
         if found.weights_stay:
             yield "it leaves weights as they are"
+        rounded = 0.5 if cell.precision == "bf16" and not contender.autocasts else 1.0
+        known = self.alone is not None or cell.model == type(cell).model
+        least = LEAST.get(cell.name, 0.0) * rounded * self.gradient_bytes
+        if contender.own and known and (sent := found.sent[1]) < least:
+            yield f"it sends {sent / 1e6:.3g} MB in a step; gradients and weights are at least {least / 1e6:.3g} MB"
         declared = contender.sends(cell)
         if contender.own or (cell.model != type(cell).model and declared):
             return  # It declares nothing, or closed forms are those of this project's model.

@@ -22,6 +22,7 @@ from cs336_systems.benchmarks.comparison.refusal import refuse
 from cs336_systems.benchmarks.comparison.training import everyones_tokens, new_model, own_part, phases_of, run, start
 from cs336_systems.experiments.contender import Declared
 from cs336_systems.experiments.data_parallel import BASELINE
+from cs336_systems.training_step import TrainingStep
 
 SMALL: Mapping[str, Any] = {
     "size": "checked:d_model=32,d_ff=48,num_layers=2,num_heads=2",
@@ -63,12 +64,14 @@ def require_same_training(contender: Declared, cell: Any, device: torch.device, 
     training = start(contender, copy.deepcopy(reference), own_part(tokens), small, **HYPERPARAMETERS)
     alone = contender.name == BASELINE
     optimizer = AdamW(reference.parameters(), **HYPERPARAMETERS)
-    right = phases_of(by_methods(reference), own_part(tokens) if alone else tokens, small.precision, optimizer)
+    batch = own_part(tokens) if alone else tokens
+    step = TrainingStep(reference, batch, precision=small.precision, optimizer=optimizer)
+    right = phases_of(by_methods(reference), step)
     for _ in range(STEPS):
         run(training.careful)
         run(right)
     moved = {name: (before[name], weight.detach()) for name, weight in reference.named_parameters()}
-    found = training.whole_weights(moved)
+    found = training.whole_weights()
     wrong = next(filter(None, (shape_fault(name, found.get(name), there) for name, (_, there) in moved.items())), "")
     if wrong := first_of_all_ranks(wrong):
         refuse(wrong, foreign=not_ours(contender))

@@ -5,11 +5,11 @@ than the step. The phases of a replayed graph are measured by events inside the 
 """
 
 import itertools
-import time
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 
 import torch
-import torch.distributed as dist
+from torch.distributed import barrier
 
 from cs336_systems.benchmarks.comparison.agreement import available_on_all_ranks
 from cs336_systems.benchmarks.comparison.training import Phases, run
@@ -31,23 +31,46 @@ def captured(phases: Phases) -> Phases:
     return {"step": graph.replay}
 
 
+def nothing() -> None:
+    """Do nothing."""
+
+
 def slowest(seconds: Sequence[float], device: torch.device) -> list[float]:
     """Reduce each rank's laps to the slowest rank's."""
     return [max(lap) for lap in zip(*gather(seconds, device), strict=True)]
 
 
 @no_garbage_collection()
-def time_steps(phases: Phases, device: torch.device, *, warmup: int, steps: int) -> list[float]:
-    """Time steps on this rank, in seconds; all ranks begin together."""
+def time_steps(
+    phases: Phases,
+    device: torch.device,
+    *,
+    warmup: int,
+    steps: int,
+    before: Callable[[], None] = nothing,
+    after: Callable[[], None] = nothing,
+) -> list[float]:
+    """Time steps on this rank, in seconds; all ranks begin a step together.
+
+    Args:
+        phases: the phases of a step.
+        device: this rank's device.
+        warmup: steps before the timed ones.
+        steps: timed steps.
+        before: called before each timed step, outside of its time.
+        after: called after each timed step, outside of its time.
+    """
     for _ in range(warmup):
         run(phases)
-    synchronize(device)
-    dist.barrier()
-    stopwatch = Stopwatch(device)
     seconds = []
     for _ in range(steps):
+        before()
+        synchronize(device)
+        barrier()
+        stopwatch = Stopwatch(device)
         run(phases)
         seconds.append(stopwatch.lap())
+        after()
     return seconds
 
 
@@ -74,13 +97,13 @@ def time_phases(phases: Phases, device: torch.device) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in phases}
     for _ in range(PHASE_STEPS):
         synchronize(device)
-        dist.barrier()
+        barrier()
         for name, phase in phases.items():
-            start = time.perf_counter()
+            start = perf_counter()
             phase()
             if device.type == "cuda":
                 torch.cuda.current_stream(device).synchronize()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(perf_counter() - start)
     return seconds
 
 
@@ -100,7 +123,7 @@ def time_replayed_phases(phases: Phases, device: torch.device) -> dict[str, list
     seconds: dict[str, list[float]] = {name: [] for name in phases}
     for _ in range(PHASE_STEPS):
         synchronize(device)
-        dist.barrier()
+        barrier()
         run(replay)
         synchronize(device)
         for name, (begin, end) in zip(phases, itertools.pairwise(moments), strict=True):
@@ -117,9 +140,9 @@ def host_row(phases: Phases, device: torch.device, details: Mapping[str, str]) -
     samples = []
     for _ in range(HOST_STEPS):
         synchronize(device)
-        dist.barrier()
-        start = time.perf_counter()
+        barrier()
+        start = perf_counter()
         run(phases)
-        samples.append(1e3 * (time.perf_counter() - start))
+        samples.append(1e3 * (perf_counter() - start))
     synchronize(device)
     return summarize("host", "ms", samples, details=details)

@@ -1,6 +1,6 @@
 """A contender's training run: a model, its wrapper, its optimizer, and the phases of a step."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,11 +28,15 @@ class Training:
     """A training run of a contender."""
 
     model: nn.Module
+    names: tuple[str, ...]
+    """Names of the model's weights before it was wrapped."""
     wrapped: nn.Module
     """The wrapped model, which is called."""
     gather: Callable[[], Mapping[str, Tensor]] | None
     """Gathers the whole weights by name, if the wrapper has a function for it."""
     optimizer: Optimizer
+    step: TrainingStep
+    """The step, which has the loss."""
     phases: Phases
     """The phases of a step, as they are timed."""
     own: bool
@@ -45,10 +49,10 @@ class Training:
             return self.phases
         return {name: partial(available_on_all_ranks, phase, own=True) for name, phase in self.phases.items()}
 
-    def whole_weights(self, names: Iterable[str]) -> Mapping[str, Tensor]:
-        """Gather the whole weights of some names in the model. All ranks call it."""
+    def whole_weights(self) -> Mapping[str, Tensor]:
+        """Gather the whole weights, by their names in the model. All ranks call it."""
         if self.gather:
-            return by_end(self.gather(), names)
+            return by_end(self.gather(), self.names)
         named = {name: weight.detach() for name, weight in self.model.named_parameters()}
         return {name: weight.full_tensor() if isinstance(weight, DTensor) else weight for name, weight in named.items()}
 
@@ -59,18 +63,23 @@ def start(contender: Declared, model: nn.Module, tokens: Tensor, cell: Any, **hy
     Raises:
         Unavailable: on all ranks, if the contender is unavailable on one.
     """
+    names = tuple(name for name, _ in model.named_parameters())
     built, optimizer = available_on_all_ranks(
         lambda: builder_of(contender, cell)(model, contender, cell, **hyperparameters), own=contender.own
     )
     wrapped = built if isinstance(built, Wrapped) else by_methods(built)
-    phases = phases_of(wrapped, tokens, cell.precision if contender.autocasts else "fp32", optimizer)
+    precision = cell.precision if contender.autocasts else "fp32"
+    step = TrainingStep(wrapped.model, tokens, precision=precision, optimizer=optimizer)
+    phases = phases_of(wrapped, step)
     if contender.updates:
         del phases["optimizer"]
     return Training(
         model=model,
+        names=names,
         wrapped=wrapped.model,
         gather=wrapped.gather,
         optimizer=optimizer,
+        step=step,
         phases=phases,
         own=contender.own,
     )
@@ -97,15 +106,15 @@ def own_part(tokens: Tensor) -> Tensor:
     return tokens.chunk(dist.get_world_size())[dist.get_rank()]
 
 
-def phases_of(wrapped: Wrapped, tokens: Tensor, precision: str, optimizer: Optimizer) -> dict[str, Callable[[], None]]:
+def phases_of(wrapped: Wrapped, step: TrainingStep) -> dict[str, Callable[[], None]]:
     """Make the phases of a training step; PyTorch's wrappers have no separate synchronization."""
     model, before, after, _ = wrapped
-    phases = TrainingStep(model, tokens, precision=precision, optimizer=optimizer).phases("train_step")
+    phases = step.phases("train_step")
     if before:
-        phases["forward"] = partial(run, {"": partial(before, model, optimizer), "forward": phases["forward"]})
+        phases["forward"] = partial(run, {"": partial(before, model, step.optimizer), "forward": phases["forward"]})
     if after:
         update = phases.pop("optimizer")
-        phases |= {"synchronization": partial(after, model, optimizer), "optimizer": update}
+        phases |= {"synchronization": partial(after, model, step.optimizer), "optimizer": update}
     return phases
 
 

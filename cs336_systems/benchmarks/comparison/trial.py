@@ -1,6 +1,9 @@
 """Turns of contenders that train on several ranks, each with a new model."""
 
-from collections.abc import Iterator, Mapping
+import itertools
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +13,7 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.benchmarks.comparison.agreement import (
     OwnCodeRaises,
     check_memory,
+    first_of_all_ranks,
     fits_on_all_ranks,
     free_memory,
 )
@@ -23,8 +27,17 @@ from cs336_systems.benchmarks.comparison.gradients import (
     some_stay,
 )
 from cs336_systems.benchmarks.comparison.memory import memory_outside, memory_rows
-from cs336_systems.benchmarks.comparison.observed import Watch, Witness, watched
+from cs336_systems.benchmarks.comparison.observed import STEPS_BEFORE, Watch, Witness, watched
 from cs336_systems.benchmarks.comparison.profile import profile_rows, profile_step
+from cs336_systems.benchmarks.comparison.reference import (
+    NewBatches,
+    Notes,
+    differences,
+    places_of,
+    random_numbers,
+    random_state,
+    reference_of,
+)
 from cs336_systems.benchmarks.comparison.refusal import refuse
 from cs336_systems.benchmarks.comparison.small_training import EVEN_VOCABULARY, not_ours, require_same_training
 from cs336_systems.benchmarks.comparison.timing import captured, host_row, phase_rows, slowest, time_steps
@@ -43,8 +56,10 @@ from cs336_systems.experiments.data_parallel import BASELINE, BUILDERS
 from cs336_systems.measure.memory import Unavailable, in_use, most_in_use, reset_peak
 from cs336_systems.measure.overlap import ALL_GATHER, REDUCE_SCATTER
 from cs336_systems.parallel.buckets import MB
+from cs336_systems.parallel.gather import gather
 from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.training import compile_blocks
+from cs336_systems.training.cuda_graph import CALLS_OF_DDP
 
 SLACK = 1.05
 """Factor for libraries' workspaces and the allocator's fragmentation."""
@@ -71,6 +86,8 @@ class Trial:
         self.cell = cell
         self.device = device
         self.errors: dict[Declared, GradientErrors] = {}
+        self.rounds_left: dict[Declared, int] = {}
+        """Rounds of a user's contender that may yet be compared with the reference."""
         self.replays = getattr(cell, "compiled", False) and device.type == "cuda"
         if self.replays:
             torch.cuda.set_stream(torch.cuda.Stream(device))  # On the default one nothing can be captured.
@@ -140,13 +157,65 @@ class Trial:
         Raises:
             Unavailable: the contender is unavailable on any rank, or deviates from its declaration.
         """
-        training = self._start(contender)
+        batches = NewBatches(self.tokens, self.cell.vocab_size)
+        if contender.own:
+            return self._own_turn(contender, batches)
+        return self._turn(contender, self._start(contender), before=batches.draw)
+
+    def _turn(self, contender: Declared, training: Training, **around: Callable[[], None]) -> Turn:
+        """Run a turn of a training run that has just begun; `around` is called before or after each timed step."""
         self.witness.see(contender, training)
         phases = self._as_timed(training)
-        laps = time_steps(phases, self.device, warmup=self.cell.warmup, steps=self.cell.steps)
+        laps = time_steps(phases, self.device, warmup=self.cell.warmup, steps=self.cell.steps, **around)
         del phases  # before the wrapper, as above
         seconds = slowest(laps, self.device)
         return Turn(seconds=seconds, peak=most_in_use(self.device), outside=memory_outside(self.device))
+
+    def _own_turn(self, contender: Declared, batches: NewBatches) -> Turn:
+        """Run a turn of a user's code and, in one of its rounds, the reference's steps on the same batches.
+
+        Raises:
+            Unavailable: on all ranks, if a timed step on one did less than its work.
+        """
+        drawn, places, warmup = random_state(self.device), places_of(self.device), self._untimed_steps(contender)
+        reads = contender.scheme != "FSDP" or self._has_room(contender, self.gradient_bytes)
+        training = self._start(contender)
+        own = Notes(training, batches, places, reads=reads, counts=not self.replays)
+        turn = self._turn(contender, training, before=own.before, after=own.after)
+        own.close()
+        del training
+        found = own.faults(None if self.replays else self.witness.seen[contender].recorded)
+        if self._is_chosen(contender):
+            with random_numbers(drawn, self.device):
+                batches.rewind()
+                training = self._start(reference_of(contender))
+                right = Notes(training, batches, places, reads=reads, counts=False)
+                around = {"before": right.before, "after": right.after}
+                time_steps(training.phases, self.device, warmup=warmup, steps=self.cell.steps, **around)
+            found = itertools.chain(found, differences(own, right, self.cell.precision))
+        if why := first_of_all_ranks(next(found, "")):
+            refuse(why, foreign=True)
+        return replace(turn, peak=max(own.peak, turn.peak))
+
+    def _is_chosen(self, contender: Declared) -> bool:
+        """Choose one of a contender's rounds by chance, after its steps were timed."""
+        left = self.rounds_left.get(contender, self.cell.rounds)
+        chosen = left > 0 and gather([secrets.randbelow(left)], self.device)[0][0] == 0
+        self.rounds_left[contender] = 0 if chosen else left - 1
+        return chosen
+
+    def _untimed_steps(self, contender: Declared) -> int:
+        """Count the steps of a turn before the timed ones."""
+        observed = 0 if contender in self.witness.seen else STEPS_BEFORE + 1
+        return observed + (CALLS_OF_DDP if self.replays else 0) + self.cell.warmup
+
+    def _has_room(self, contender: Declared, spare: int) -> bool:
+        """Whether all ranks have memory for a contender's training and for some more."""
+        try:
+            self._make_room(contender, spare)
+        except Unavailable:
+            return False
+        return True
 
     def inspect(self, contender: Declared) -> list[Measurement]:
         """Measure phases, memory and profile of a contender, in a turn that is not timed as a whole.
