@@ -3,7 +3,10 @@
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.optim import Optimizer
+
+from cs336_systems.parallel.data_parallel import BucketedDataParallel
 
 
 class DDP(nn.Module):
@@ -173,3 +176,18 @@ class ShapelessFSDP(FSDP):
         for name, weight in super().gather_full_params().items():
             self.whole[name].data = weight
         return self.hidden[0](*inputs)
+
+
+def fully_sharded(module, compute_dtype=None):
+    """PyTorch's FSDP, by block."""
+    policy = MixedPrecisionPolicy(param_dtype=compute_dtype)
+    for block in module.blocks:
+        fully_shard(block, mp_policy=policy)
+    return fully_shard(module, mp_policy=policy)
+
+
+class Bucketed(BucketedDataParallel):
+    """This project's wrapper."""
+
+    def __init__(self, module):
+        super().__init__(module, bucket_size_mb=100)

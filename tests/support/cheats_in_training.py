@@ -1,0 +1,501 @@
+"""Wrappers and optimizers that are right while they are checked, and do less while they are timed, each in one way."""
+
+import sys
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+from torch.optim import SGD
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from tests.support.own import DDP, FSDP, ShardedOptimizer
+
+CHECKED = 3
+"""Steps of a check, and of the observation before others are timed."""
+
+
+class Late:
+    """A wrapper that counts its steps."""
+
+    steps = 0
+
+    @property
+    def late(self):
+        """Whether nobody checks any more."""
+        return self.steps >= CHECKED
+
+    def finish_gradient_synchronization(self):
+        super().finish_gradient_synchronization()
+        self.steps += 1
+
+
+class LateDDP(Late, DDP):
+    """Sends gradients otherwise when it is late."""
+
+    def send(self, parameter):
+        if self.late:
+            self.cheat(parameter)
+        else:
+            super().send(parameter)
+
+    def finish_gradient_synchronization(self):
+        super().finish_gradient_synchronization()
+        self.sent = 0
+
+    def divided_later(self, tensor, parameter, **group):
+        """Send some tensor in a gradient's place; the gradient is divided and multiplied."""
+        parameter.grad *= dist.get_world_size()
+        self.waiting.append((dist.all_reduce(tensor, async_op=True, **group), parameter))
+
+
+class FirstSteps(LateDDP):
+    """Averages gradients in the first steps only."""
+
+    def cheat(self, parameter):
+        pass
+
+
+class EveryOther(LateDDP):
+    """Averages every other gradient."""
+
+    def cheat(self, parameter):
+        self.sent += 1
+        if self.sent % 2:
+            DDP.send(self, parameter)
+
+
+class OneRank(LateDDP):
+    """Gives all ranks the first one's gradients."""
+
+    def cheat(self, parameter):
+        parameter.grad *= dist.get_world_size()
+        self.waiting.append((dist.broadcast(parameter.grad, 0, async_op=True), parameter))
+
+
+class HalfOfTheRanks(LateDDP):
+    """Averages gradients over half of the ranks."""
+
+    def __init__(self, module):
+        super().__init__(module)
+        half = dist.get_world_size() // 2
+        groups = [dist.new_group([*range(first, first + half)]) for first in (0, half)]
+        self.group = groups[dist.get_rank() // half]
+
+    def cheat(self, parameter):
+        parameter.grad *= 2  # for a division by all ranks
+        self.waiting.append((dist.all_reduce(parameter.grad, group=self.group, async_op=True), parameter))
+
+
+class Elsewhere(LateDDP):
+    """Sends as much as ever, but not the gradients."""
+
+    def cheat(self, parameter):
+        self.divided_later(torch.zeros_like(parameter.grad), parameter)
+
+
+class HalfPrecision(LateDDP):
+    """Sends gradients in bf16."""
+
+    def cheat(self, parameter):
+        rounded = parameter.grad.bfloat16()
+        dist.all_reduce(rounded)
+        parameter.grad.copy_(rounded / dist.get_world_size())
+
+
+class LastStep(LateDDP):
+    """Uses the gradients of the step before, and does not wait for the present ones."""
+
+    def __init__(self, module):
+        super().__init__(module)
+        self.kept = {}
+
+    def cheat(self, parameter):
+        average = parameter.grad / dist.get_world_size()
+        work, self.kept[parameter] = self.kept.get(parameter), (dist.all_reduce(average, async_op=True), average)
+        if work:
+            work[0].wait()
+            parameter.grad.copy_(work[1])
+
+
+class AfterReturn(LateDDP):
+    """Divides in a thread, some time after the step."""
+
+    def finish_gradient_synchronization(self):
+        if not self.late:
+            super().finish_gradient_synchronization()
+            return
+        waiting, self.waiting = self.waiting, []
+        threading.Timer(0.05, lambda: [work.wait() for work, _ in waiting]).start()
+
+    def cheat(self, parameter):
+        sent = parameter.grad.clone()
+        self.waiting.append((dist.all_reduce(sent, async_op=True), sent))
+
+
+class WhileTimed(DDP):
+    """Averages unless its caller takes the time."""
+
+    def send(self, parameter):
+        frame, callers = sys._getframe(), set()
+        while frame := frame.f_back:
+            callers.add(frame.f_code.co_name)
+        if "time_steps" not in callers:
+            super().send(parameter)
+
+
+class WhileBatchesRepeat(DDP):
+    """Averages while it gets the same batch: a checker's."""
+
+    last = None
+
+    def forward(self, tokens):
+        self.same = self.last is None or torch.equal(tokens, self.last)
+        self.last = tokens.clone()
+        return super().forward(tokens)
+
+    def send(self, parameter):
+        if self.same:
+            super().send(parameter)
+
+
+class LateForward(LateDDP):
+    """Computes something else in its forward pass when it is late."""
+
+    cheat = DDP.send
+
+    def forward(self, tokens):
+        return self.less(tokens) if self.late else super().forward(tokens)
+
+
+class Remembered(LateForward):
+    """Returns the logits of an earlier batch."""
+
+    logits = None
+
+    def less(self, tokens):
+        logits = DDP.forward(self, tokens)
+        self.logits = logits.detach() if self.logits is None else self.logits
+        return logits - logits.detach() + self.logits
+
+
+class FewerLayers(LateForward):
+    """Skips the second half of the layers."""
+
+    def less(self, tokens):
+        blocks = self.module.blocks
+        self.module.blocks = blocks[: len(blocks) // 2]
+        logits = DDP.forward(self, tokens)
+        self.module.blocks = blocks
+        return logits
+
+
+class FewerSequences(LateForward):
+    """Computes one sequence, and calls it all of them."""
+
+    def less(self, tokens):
+        return DDP.forward(self, tokens[:1]).expand(len(tokens), -1, -1)
+
+
+class LowerPrecision(LateForward):
+    """Computes in bf16."""
+
+    def less(self, tokens):
+        with torch.autocast(tokens.device.type, torch.bfloat16):
+            return DDP.forward(self, tokens).float()
+
+
+class AllowsTF32(LateForward):
+    """Lets matrix multiplies round their inputs."""
+
+    def less(self, tokens):
+        torch.set_float32_matmul_precision("medium")
+        return DDP.forward(self, tokens)
+
+
+class Lazy(torch.Tensor):
+    """A tensor of a class that may compute when it is read."""
+
+
+class LazyLogits(LateForward):
+    """Returns logits of such a class."""
+
+    def less(self, tokens):
+        return DDP.forward(self, tokens).as_subclass(Lazy)
+
+
+class ChangesInputs(LateForward):
+    """Makes its inputs all alike."""
+
+    def less(self, tokens):
+        tokens.zero_()
+        return DDP.forward(self, tokens)
+
+
+def replacing(owner, name, replacement):
+    """A wrapper that replaces a function that measures or compares."""
+
+    def less(self, tokens):
+        setattr(owner, name, replacement)
+        return DDP.forward(self, tokens)
+
+    return type(f"Replacing_{name}", (LateForward,), {"less": less})
+
+
+Clock = replacing(time, "perf_counter", lambda: 0.0)
+Event = replacing(torch.cuda, "Event", object)
+Synchronize = replacing(torch.cuda, "synchronize", lambda device=None: None)
+Barrier = replacing(dist, "barrier", lambda *group, **options: None)
+AllClose = replacing(torch, "allclose", lambda *tensors, **options: True)
+Norm = replacing(torch.Tensor, "norm", lambda x, *options: x.new_zeros(()))
+
+
+class LateOptimizer(ShardedOptimizer):
+    """Does something else than its step when it is late."""
+
+    steps = 0
+
+    def step(self):
+        (self.cheat if self.steps >= CHECKED else super().step)()
+        self.steps += 1
+
+    def broadcast(self):
+        for parameter, owner in self.owners.items():
+            dist.broadcast(parameter.data, owner)
+
+
+class NoUpdates(LateOptimizer):
+    """Updates nothing, and broadcasts it."""
+
+    cheat = LateOptimizer.broadcast
+
+
+class NoBroadcasts(LateOptimizer):
+    """Keeps its updates to itself."""
+
+    def cheat(self):
+        self.inner.step()
+
+
+class EarlyBroadcasts(LateOptimizer):
+    """Broadcasts weights before they are updated."""
+
+    def cheat(self):
+        self.broadcast()
+        self.inner.step()
+
+
+class LaterUpdates(LateOptimizer):
+    """Updates in a thread, some time after the step."""
+
+    def cheat(self):
+        self.broadcast()
+        threading.Timer(0.05, self.inner.step).start()
+
+
+class HalfOfTheUpdates(LateOptimizer):
+    """Updates every other weight."""
+
+    def cheat(self):
+        for parameter in self.inner.param_groups[0]["params"][::2]:
+            parameter.grad = None
+        LateOptimizer.broadcast(self.inner.step() or self)
+
+
+class NoMoments(LateOptimizer):
+    """Updates without moments."""
+
+    def cheat(self):
+        group = self.inner.param_groups[0]
+        SGD(group["params"], lr=group["lr"]).step()
+        self.broadcast()
+
+
+class RoundedBroadcasts(LateOptimizer):
+    """Broadcasts weights in bf16."""
+
+    def cheat(self):
+        self.inner.step()
+        for parameter, owner in self.owners.items():
+            rounded = parameter.data.bfloat16()
+            dist.broadcast(rounded, owner)
+            parameter.data.copy_(rounded)
+
+
+class WholeState(ShardedOptimizer):
+    """Is not sharded: each rank updates everything."""
+
+    def __init__(self, params, optimizer_cls, **kwargs):
+        params = list(params)
+        super().__init__(params, optimizer_cls, **kwargs)
+        self.inner = optimizer_cls(params, **kwargs)
+
+    def step(self):
+        self.inner.step()
+
+
+class HiddenState(WholeState):
+    """Does not show its state."""
+
+    def __init__(self, params, optimizer_cls, **kwargs):
+        super().__init__(params, optimizer_cls, **kwargs)
+        self.step = self.__dict__.pop("inner").step
+
+
+class LateFSDP(Late, FSDP):
+    """Forgets something when it is late."""
+
+
+class Replicated(FSDP):
+    """Is not sharded: each rank keeps all weights, and averages their gradients."""
+
+    def part(self, whole):
+        return whole
+
+    def gather_full_params(self):
+        return dict(zip(self.whole, self.shards, strict=True))
+
+
+class KeepsWeights(LateFSDP):
+    """Gathers no weights any more, and uses those of before."""
+
+    def forward(self, *inputs):
+        return self.hidden[0](*inputs) if self.late else super().forward(*inputs)
+
+
+class StaleWeights(LateFSDP):
+    """Gathers weights, and uses the first ones."""
+
+    first = None
+
+    def forward(self, *inputs):
+        if not self.late:
+            logits = super().forward(*inputs)
+            self.first = self.first or {name: weight.data for name, weight in self.whole.items()}
+            return logits
+        self.gather_full_params()
+        for name, weight in self.first.items():
+            self.whole[name].data = weight
+        return self.hidden[0](*inputs)
+
+
+class OwnGradients(LateFSDP):
+    """Sends gradients, and uses its own."""
+
+    def finish_gradient_synchronization(self):
+        mine = {weight: weight.grad.clone() for weight in self.whole.values()}
+        late = self.late
+        super().finish_gradient_synchronization()
+        for (_, gradient), shard in zip(mine.items(), self.shards, strict=True):
+            shard.grad = self.part(gradient) if late else shard.grad
+
+
+class HalfOfTheWeights(LateFSDP):
+    """Gathers every other weight."""
+
+    def forward(self, *inputs):
+        if not self.late:
+            return super().forward(*inputs)
+        for index, ((name, weight), shard) in enumerate(zip(self.whole.items(), self.shards, strict=True)):
+            if index % 2:
+                flat = shard.new_empty(len(shard) * dist.get_world_size())
+                dist.all_gather_into_tensor(flat, shard.data)
+                self.whole[name].data = flat[: weight.numel()].view_as(weight)
+        return self.hidden[0](*inputs)
+
+
+class HidesWeights(LateFSDP):
+    """Does not show its weights."""
+
+    def gather_full_params(self):
+        hidden = self.steps > CHECKED and sys._getframe(1).f_code.co_name == "whole_weights"
+        return {} if hidden else super().gather_full_params()
+
+
+class UpdatesWhenRead(LateFSDP):
+    """Leaves updates to whoever asks for the weights."""
+
+    gradients = ()
+    optimizer = None
+
+    def __init__(self, module, compute_dtype=None):
+        super().__init__(module, compute_dtype)
+        self.handle = register_optimizer_step_pre_hook(lambda optimizer, *_: self.meet(optimizer))
+
+    def meet(self, optimizer):
+        """Remember the optimizer that has these weights."""
+        if any(weight is self.shards[0] for group in optimizer.param_groups for weight in group["params"]):
+            self.optimizer = optimizer
+
+    def finish_gradient_synchronization(self):
+        if self.optimizer:
+            self.handle.remove()
+        late = self.late
+        super().finish_gradient_synchronization()
+        if late:
+            self.gradients = [shard.grad for shard in self.shards]
+            self.shards.zero_grad()
+
+    def gather_full_params(self):
+        if self.gradients:
+            for shard, gradient in zip(self.shards, self.gradients, strict=True):
+                shard.grad = gradient
+            self.gradients = ()
+            self.optimizer.step()
+        return super().gather_full_params()
+
+
+SENDS = r"it sends \d+ messages of [\d.e+-]+ MB in timed step \d, and \d+ messages of [\d.e+-]+ MB in the observed one"
+LEAST = r"it sends [\d.e+-]+ MB in a step; gradients and weights are at least [\d.e+-]+ MB"
+LOSS = r"the loss of timed step \d has a relative error of \S+ \(tolerance .*\)"
+CHANGE = r"the change of .+ in timed step \d has a relative error of \S+ \(tolerance .*\)"
+READ = "it updates weights when they are read, after the step"
+DIFFERS = f"{LOSS}|{CHANGE}"
+CHEATS = {
+    "data_parallel": {
+        "FirstSteps": SENDS,
+        "EveryOther": SENDS,
+        "OneRank": DIFFERS,
+        "HalfOfTheRanks": f"{DIFFERS}|{SENDS}",
+        "Elsewhere": DIFFERS,
+        "HalfPrecision": SENDS,
+        "LastStep": DIFFERS,
+        "AfterReturn": DIFFERS,
+        "WhileTimed": SENDS,
+        "WhileBatchesRepeat": SENDS,
+        "Remembered": DIFFERS,
+        "FewerLayers": SENDS,
+        "FewerSequences": DIFFERS,
+        "LowerPrecision": DIFFERS,
+        "AllowsTF32": "it has changed float32_matmul_precision from highest to medium",
+        "LazyLogits": "its loss is of type Lazy; allowed: Tensor",
+        "ChangesInputs": "it changes its inputs",
+        "Clock": "it has replaced time.perf_counter",
+        "Event": "it has replaced torch.cuda.Event",
+        "Synchronize": "it has replaced torch.cuda.synchronize",
+        "Barrier": "it has replaced torch.distributed.barrier",
+        "AllClose": "it has replaced torch.allclose",
+        "Norm": "it has replaced torch.Tensor.norm",
+    },
+    "optimizer_sharding": {
+        "NoUpdates": DIFFERS,
+        "NoBroadcasts": SENDS,
+        "EarlyBroadcasts": DIFFERS,
+        "LaterUpdates": f"{DIFFERS}|{READ}",
+        "HalfOfTheUpdates": DIFFERS,
+        "NoMoments": DIFFERS,
+        "RoundedBroadcasts": SENDS,
+        "WholeState": "a rank holds 1 of all optimizer state",
+        "HiddenState": LEAST,
+    },
+    "fsdp": {
+        "Replicated": "a rank holds 1 of all parameters",
+        "KeepsWeights": SENDS,
+        "StaleWeights": DIFFERS,
+        "OwnGradients": DIFFERS,
+        "HalfOfTheWeights": SENDS,
+        "HidesWeights": r"it has no \S+ after timed step 1",
+        "UpdatesWhenRead": READ,
+    },
+}
+"""By experiment and name, why each is not timed."""
