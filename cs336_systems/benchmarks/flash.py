@@ -18,8 +18,8 @@ from cs336_systems.attention import plain_attention
 from cs336_systems.benchmarks.comparison.attention_builders import build
 from cs336_systems.benchmarks.comparison.device_clock import take_persisting_l2
 from cs336_systems.benchmarks.comparison.exact_attention import (
+    OF_USERS,
     TOLERANCE,
-    WITHOUT_FP8,
     AttentionCall,
     require_attention,
 )
@@ -51,6 +51,7 @@ HOST_ROUNDS, HOST_CALLS = 10, 20
 LEAST_CALLS = 5
 """The fewest timed calls, even if they take longer than requested: a single sample has no spread."""
 CPU_WARMUP, CPU_CALLS = 2, 10
+TF32 = "TF32"
 TIMES_OF_PASSES = ("forward", "backward", "forward_backward", "graph", "handout")
 """Metrics that time an implementation's passes."""
 
@@ -102,7 +103,7 @@ def measure_on_gpu(cell: Flash, device: torch.device) -> list[Measurement]:
     forward_backward()
     peak = peak_memory(device, above=workspaces)
     # Not before: first_call compiles, and this takes memory.
-    require_right(cell, call, (q, k, v))
+    rounding = require_right(cell, call, (q, k, v))
     if contender.own:
         require_timers()
     launched = launches(contender, forward_backward, device)
@@ -125,6 +126,7 @@ def measure_on_gpu(cell: Flash, device: torch.device) -> list[Measurement]:
         summarize("forward_backward", "ms", both),
         peak,
         launched,
+        *rounding,
         summarize("first_call", "s", [first_call]),
         summarize("matmul", "ms", bench(square_product(DTYPES[cell.precision], device))),
     ]
@@ -135,17 +137,20 @@ def measure_on_gpu(cell: Flash, device: torch.device) -> list[Measurement]:
         measurements.append(replay(cell, call, (q, k, v)))
     if contender.own:
         timed = seconds_of(measurements)
-        require_possible(timed, (q, k, v), cell.precision, torch.cuda.get_device_name(device), is_causal=cell.causal)
+        precision = TF32.lower() if rounding else cell.precision
+        require_possible(timed, (q, k, v), precision, torch.cuda.get_device_name(device), is_causal=cell.causal)
         require_the_same_on_new_inputs(call, (q, k, v), timed, is_causal=cell.causal)
     return measurements
 
 
-def require_right(cell: Flash, call: AttentionCall, inputs: Sequence[Tensor]) -> None:
-    """Compare an implementation with float64, a user's own by a smaller tolerance."""
+def require_right(cell: Flash, call: AttentionCall, inputs: Sequence[Tensor]) -> list[Measurement]:
+    """Compare an implementation with float64; return a row if a user's own in fp32 is no more exact than TF32."""
     own = cell.contender.own
-    tolerance = WITHOUT_FP8 if own else TOLERANCE
+    tolerance = OF_USERS if own else TOLERANCE
     foreign = cell.contender.foreign or own
-    require_attention(call, inputs, is_causal=cell.causal, foreign=foreign, tolerance=tolerance)
+    error = require_attention(call, inputs, is_causal=cell.causal, foreign=foreign, tolerance=tolerance)
+    exact = cell.precision != "fp32" or error <= TOLERANCE[torch.float32]
+    return [] if exact else [Measurement(metric="rounding", unit="dtype", n=1, value=TF32)]
 
 
 def seconds_of(measurements: Iterable[Measurement]) -> dict[str, float]:
@@ -243,7 +248,7 @@ def measure_on_cpu(cell: Flash, device: torch.device) -> list[Measurement]:
     contender = cell.contender
     call = build(cell)
     q, k, v = make_inputs(cell, device)
-    require_right(cell, call, (q, k, v))
+    rounding = require_right(cell, call, (q, k, v))
     o: Tensor
 
     def forward() -> None:
@@ -267,7 +272,7 @@ def measure_on_cpu(cell: Flash, device: torch.device) -> list[Measurement]:
     def check(rows: list[Measurement]) -> None:
         require_the_same_on_new_inputs(call, (q, k, v), seconds_of(rows), is_causal=cell.causal)
 
-    return [*(times_that_hold(times, check) if contender.own else times()), peak_memory(device)]
+    return [*(times_that_hold(times, check) if contender.own else times()), *rounding, peak_memory(device)]
 
 
 def make_inputs(cell: Flash, device: torch.device) -> list[Tensor]:

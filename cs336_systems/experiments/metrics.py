@@ -231,6 +231,7 @@ METRICS: dict[str, dict[str, Metric]] = {
         "handout_sm_clock": Metric("MHz", "Clock of the GPU's SMs meanwhile"),
         "handout_power": Metric("W", "Power of the GPU meanwhile"),
         "launches": Metric("", "Kernels, copies and fills that both passes launch", counts=True),
+        "rounding": Metric("dtype", "What an implementation of yours in fp32 is only as exact as: TF32"),
     },
     "flash_ablation": {
         "forward": Metric("ms", "Forward pass, by do_bench", timed=True),

@@ -21,10 +21,16 @@ HOPPER_KERNEL = "attention_forward_kernel"
 
 
 def titles(table: DataFrame) -> dict[str, str]:
-    """The title of each implementation that has rows: those of the registry in its order, then a user's own."""
+    """The title of each implementation that has rows: those of the registry in its order, then a user's own.
+
+    With a mark where fp32 is only as exact as TF32.
+    """
     present = set(table["implementation"])
     known = [contender.name for contender in Flash.contenders if contender.name in present]
-    return {name: contender_of(name).title for name in [*known, *sorted(present.difference(known))]}
+    marks = {
+        row["implementation"]: f" (fp32 in {row['value']})" for _, row in select(table, metric="rounding").iterrows()
+    }
+    return {name: contender_of(name).title + marks.get(name, "") for name in [*known, *sorted(present - set(known))]}
 
 
 def our_implementation(table: DataFrame) -> str:

@@ -188,6 +188,16 @@ def test_what_works_as_it_says_gets_its_time():
     assert {row.metric for row in flash.measure(cell, torch.device("cpu"))} >= {"forward", "backward"}
 
 
+@pytest.mark.parametrize(("path", "rounding"), [("in_tf32", ["TF32"]), ("right", [])])
+def test_fp32_as_exact_as_tf32_is_timed_and_marked(path, rounding):
+    cell = Flash(
+        sequence=256, d=32, heads=2, precision="fp32", implementation=f"mine=tests.support.own_attention:{path}"
+    )
+    rows = flash.measure(cell, torch.device("cpu"))
+    assert {row.metric for row in rows} >= {"forward", "backward"}
+    assert [row.value for row in rows if row.metric == "rounding"] == rounding
+
+
 @pytest.mark.parametrize(("timed", "holds"), [([1.0, 1.9, 2.1, 9.0], 2.1), ([1.0, 1.1, 1.2, 1.3], None)])
 def test_a_machine_that_slows_down_is_timed_again(timed, holds):
     times, device = iter(timed), torch.device("cpu")

@@ -9,7 +9,7 @@ from scripts.answers import flash_benchmarking
 from scripts.rendering.answer import Captioned, answers_of
 from scripts.stages.self_checks import all_checks
 from scripts.views.attention_calls import without_own
-from scripts.views.data import frame, one
+from scripts.views.data import frame, one, select
 from tests.samples import planned_cells, planned_rows, rows_of
 from tests.scripts.test_figures import figure_of
 from tests.support.faults import relabel, rows, scale
@@ -86,6 +86,16 @@ def test_they_change_nothing_that_is_said_of_the_others(h200):
         assert with_them[name].headline == answer.headline, name
         assert with_them[name].more == answer.more, name
         assert with_them[name].reason == answer.reason, name
+
+
+def test_fp32_in_tf32_is_named(h200):
+    mine = select(h200["flash"], implementation=MINE, metric="launches", precision="fp32").iloc[:1]
+    marked = pandas.concat(
+        [h200["flash"], mine.assign(metric="rounding", unit="dtype", value="TF32")], ignore_index=True
+    )
+    found = answers_of(flash_benchmarking.answers(h200 | {"flash": marked}))
+    assert "mine (fp32 in TF32)" in [line[0] for line in table_of(found["peers"]).rows]
+    assert plain(found["own_1"].verdict).startswith("mine (fp32 in TF32) takes ")
 
 
 def test_on_a_cpu_they_are_compared_at_the_longest_sequence():

@@ -64,3 +64,31 @@ def too_much(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
 def waiting(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     """Waits for the device."""
     return plain_attention(q, k, v, is_causal) if q.isfinite().all().item() else q
+
+
+class _InTf32(torch.autograd.Function):
+    """A matmul whose inputs are rounded to ten bits after the point, as tensor cores round fp32."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        """Rounded."""
+        ctx.save_for_backward(a, b)
+        return _tf32(a) @ _tf32(b)
+
+    @staticmethod
+    def backward(ctx, grad):
+        """Rounded."""
+        a, b = ctx.saved_tensors
+        return _tf32(grad) @ _tf32(b.mT), _tf32(a.mT) @ _tf32(grad)
+
+
+def _tf32(x: Tensor) -> Tensor:
+    return ((x.contiguous().view(torch.int32) + 2**12) >> 13 << 13).view(torch.float32)
+
+
+def in_tf32(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    """Attention with matmuls in TF32."""
+    scores = _InTf32.apply(q, k.mT) * q.shape[-1] ** -0.5
+    if is_causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+    return _InTf32.apply(scores.softmax(-1), v)

@@ -21,7 +21,7 @@ from torch import Tensor
 from cs336_systems.benchmarks.comparison import device_clock
 from cs336_systems.benchmarks.comparison.device_trace import Traced, trace
 from cs336_systems.benchmarks.comparison.exact_attention import (
-    WITHOUT_FP8,
+    OF_USERS,
     AttentionCall,
     require_close,
     require_unchanged,
@@ -157,7 +157,7 @@ class NewInputs:
         require_unchanged([*self.inputs, self.grad_o], given, foreign=True)
         found = dict(zip(PASSES[name], results, strict=True))
         require_close(
-            found, given, is_causal=self.is_causal, foreign=True, heads=self._some_heads(), tolerance=WITHOUT_FP8
+            found, given, is_causal=self.is_causal, foreign=True, heads=self._some_heads(), tolerance=OF_USERS
         )
 
     def _some_heads(self) -> list[int]:

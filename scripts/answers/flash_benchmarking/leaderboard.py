@@ -6,7 +6,7 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting.attention import flash_flops
 from cs336_systems.compare.speed import SAME
-from cs336_systems.experiments.flash import HANDOUT_REP, HANDOUT_WARMUP
+from cs336_systems.experiments.flash import HANDOUT_REP, HANDOUT_WARMUP, contender_of
 from scripts.answers.flash_benchmarking.peers import LIBRARIES
 from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, say
 from scripts.rendering.grid import Columns, grid
@@ -89,7 +89,7 @@ def next_to_the_fastest(cells: DataFrame) -> Typst:
     here = select(cells, compiled_call=True, d=REFERENCE_D)
     rival = strongest(duels(here, OURS), LIBRARIES)
     told = against(*(one(here, implementation=name) for name in (OURS, rival)))
-    name = titles(here).get(str(rival))
+    name = contender_of(rival).title if rival else ""
     if told.verdict == SAME:
         return say("on par with {name}", name=name)
     return say("{name} takes {ratio:times} the time" if told.faster else "", name=name, ratio=told.ratio)

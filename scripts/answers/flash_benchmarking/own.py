@@ -9,7 +9,7 @@ from cs336_systems.implementations import PARAMETER
 from scripts.rendering.answer import Answer, Captioned, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import LONGEST_TABLE, Table
-from scripts.views.attention_calls import PASSES, without_own
+from scripts.views.attention_calls import PASSES, titles, without_own
 from scripts.views.attention_times import SHAPE
 from scripts.views.data import first, one, reason, select
 from scripts.views.own import own_rows
@@ -45,7 +45,7 @@ def own(table: DataFrame, known: DataFrame) -> dict[str, Answer]:
 def answer(table: DataFrame, known: DataFrame, cells: DataFrame) -> Answer:
     """One of theirs at the shape that tells most, and at every other."""
     cell = cells.sort_values(list(MOST_TELLING), ascending=list(MOST_TELLING.values())).iloc[0]
-    title = contender_of(cell[PARAMETER]).title
+    title = titles(table)[cell[PARAMETER]]
     mine, rival, told = met(known, cell)
     shape = f"{cell['batch_size'] * cell['heads']} × {cell['sequence']} tokens, d = {cell['d']}, {cell['precision']}"
     shown = own_table(table, known, cells.sort_values(ORDER))
