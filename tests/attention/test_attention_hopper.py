@@ -6,7 +6,6 @@ Kernels that wait for each other can hang where those of test_attention_gpu.py c
 import itertools
 import re
 import subprocess
-from dataclasses import replace
 
 import pytest
 import torch
@@ -23,7 +22,6 @@ from tests.attention.test_attention import (
 from tests.attention.test_options import Case, launch_results
 from tests.attention.test_options import excess as excess_of_case
 from tests.attention.test_options import make_inputs as make_inputs_of_case
-from tests.attention.test_options import results as results_of_case
 
 pytest.importorskip("triton.experimental.gluon", reason="needs Triton with Gluon")
 
@@ -373,19 +371,6 @@ def test_sinks(d, is_causal):
     case = Case(((1001, 700),), d, 4, 2, is_causal, has_sinks=True)
     inputs = make_inputs_of_case(case, FP16, "cuda")
     assert not excess_of_case(case, inputs, launch_results(case, inputs, launch))
-
-
-@on_gpu
-def test_windows_and_sinks_reach_these_kernels(monkeypatch):
-    """Forward and backward, but for deterministic gradients."""
-    case = Case(((700, 700),), 64, 4, 2, True, (100, -1), has_sinks=True)
-    inputs = make_inputs_of_case(case, BF16, "cuda")
-    assert not excess_of_case(case, inputs, results_of_case(case, inputs, deterministic=True))
-    monkeypatch.setattr(triton_launch, "attention_forward", None)
-    with pytest.raises(TypeError):
-        results_of_case(replace(case, softcap=2.0), inputs)
-    monkeypatch.setattr(triton_launch, "attention_backward", None)
-    assert not excess_of_case(case, inputs, results_of_case(case, inputs))
 
 
 @on_gpu
