@@ -114,6 +114,7 @@ class FolderModules(MetaPathFinder):
         digest = hashlib.sha256(str(self.folder).encode()).hexdigest()[:8]
         self.package = f"{re.sub('[^a-zA-Z0-9]', '_', self.folder.name)}_{digest}"
         self.builtins = {**vars(builtins), "__import__": self._import}
+        self._path = tuple(sys.path)
         self._known: dict[str, bool] = {}
         """Whether top-level modules that were imported are the folder's: functions import them in each call."""
         self._absent: dict[str, BaseException] = {}
@@ -161,7 +162,9 @@ class FolderModules(MetaPathFinder):
     def _search(self) -> list[str]:
         """The folders of top-level modules, with those that the code itself has put on sys.path."""
         known = search_path(self.folder)
-        return [*known, *(path for path in sys.path if path not in known and Path(path).is_relative_to(self.folder))]
+        # Others that are in the folder are an environment's, such as the one that runs this.
+        added = (path for path in sys.path if path not in self._path and Path(path).is_relative_to(self.folder))
+        return [*known, *added]
 
     def _import(
         self, name: str, globals: Any = None, locals: Any = None, fromlist: Sequence[str] | None = (), level: int = 0
