@@ -172,7 +172,7 @@ def test_quick_measures_for_17_minutes_on_an_h200():
     An experiment that no H200 has measured yet does not count.
     """
     raw = ROOT / "recorded/nvidia-h200/raw"
-    walls = read_walls(raw)
+    walls = read_walls([raw])
     plan = make_plan(config(machine="1 x NVIDIA H200", scale="quick"))
     expected = 0.0
     recorded = {key[0] for key in walls}

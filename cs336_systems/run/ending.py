@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HEADLINE = re.compile(r"^tile\(\[(?P<number>.*?)\], \[(?P<meaning>.*)\]\),$", re.MULTILINE)
-ANSWER = re.compile(r'^finding\(".*?", ".*?", \[.*?\], \[(?P<meaning>.*)\]\),$', re.MULTILINE)
+ANSWER = re.compile(r'^finding\(".*?", \[.*?\], \[(?P<meaning>.*)\]\),$', re.MULTILINE)
 """Lines of the report's Typst source: the headline numbers, then the answers."""
 QUOTED = re.compile(r'#"((?:[^"\\]|\\.)*)";?')
 FINDINGS = 3

@@ -87,6 +87,8 @@ MISSED = 3
 """Samples that there may be fewer."""
 ABOVE = 0.1
 """Share of its limit by which a GPU's power may be above it for a moment."""
+WARMER = 0.15
+"""The same of energies that earlier code counted on a warmer GPU than it timed steps on."""
 IDLE = 0.02
 """Share of its limit that a GPU draws at least."""
 SLOWED = 0.05
@@ -395,11 +397,9 @@ def listed_power(it: Reading) -> Expected:
 
 
 def energy_at_the_limit(it: Reading) -> Expected:
-    """What a GPU between idle and the limit of its data sheet takes in a step that has settled, J."""
+    """What a GPU between idle and the limit of its data sheet takes in a step, J."""
     gpu, seconds = gpu_of(it.row["gpu"]), it.of("step") / 1e3
-    if gpu is None or it.next_to("first_steps") is None:  # earlier code counted the energy of steps on a warmer GPU
-        return None
-    return IDLE * gpu.power_limit * seconds, gpu.power_limit * seconds
+    return None if gpu is None else (IDLE * gpu.power_limit * seconds, gpu.power_limit * seconds)
 
 
 def power_at_a_low_clock(it: Reading) -> Expected:
@@ -652,7 +652,7 @@ LAWS = {
     ],
     "a GPU's power is within its data sheet's limit": [
         *(Law(name, POWER, listed_power, (0.0, ABOVE), column=each) for name in EXPERIMENTS for each in ("p20", "p80")),
-        Law("training_ladder", "energy", energy_at_the_limit, (0.0, ABOVE)),
+        Law("training_ladder", "energy", energy_at_the_limit, (0.0, WARMER)),
     ],
     "where a long repetition lowers the GPU's clock, its power is near the limit: nothing else holds it back": [
         Law("flash", f"handout_{POWER}", power_at_a_low_clock, column="median"),

@@ -17,7 +17,7 @@ def test_a_page_is_made_and_a_slower_time_fails_the_run(tmp_path):
     folder = copy_project(tmp_path / "project", NO_CELLS, sections=())
     copy_of(JOB, tmp_path / "before it", lambda row: scaled(row, 0.8) if row.metric == "backward" else row)
     options = ["compare", "--config", "recorded=nvidia-h200", f"with={tmp_path / 'before it'}", "price=3.5"]
-    assert "slower:" in snakemake(folder, *options)
+    assert "slower in recorded/nvidia-h200/raw:" in snakemake(folder, *options)
     made = folder / "results/recorded/nvidia-h200/comparison/before it"
     found = json.loads((made / "comparison.json").read_text())
     assert found["counts"]["slower"] > 0
