@@ -71,7 +71,7 @@ def limits(end_to_end: DataFrame) -> Typst:
         late = rows["host_bound"].mean() > 0.5
         sentences += [
             say(
-                "In {precision} {who} busy for {busy:span percent} of the time, at {reached:span percent} of its peak"
+                "In {precision}, {who} busy for {busy:span percent} of the time, at {reached:span percent} of its peak"
                 + (": they wait for the host, which launches kernels one by one." if late else "."),
                 precision=precision,
                 who=who,
