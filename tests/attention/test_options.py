@@ -189,7 +189,8 @@ def test_sinks_of_any_leading_axes(shape):
     want = scores.softmax(-1)[..., :-1] @ q
     torch.testing.assert_close(o, want)
     got, want = (torch.autograd.grad(x.square().sum(), (q, sinks)) for x in (o, want))
-    torch.testing.assert_close(got, want)
+    # Two summations in fp32, which differ by some roundings of the largest terms.
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_a_sink_far_from_the_scores():
