@@ -158,15 +158,14 @@ def attend(
     options: Options | None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the output and, valid only if it is asked for, L, of inputs that have been checked."""
+    sinks = None if options is None else options.sinks
     if q.numel() == 0:
-        factor = (
-            k.sum() * v.sum() if options is None or options.sinks is None else k.sum() * v.sum() * options.sinks.sum()
-        )
+        factor = k.sum() * v.sum() * (1 if sinks is None else sinks.sum())
         o = (q[..., :1] * factor).expand(*q.shape[:-1], v.shape[-1])  # empty, and differentiable
         return o, o.sum(-1, dtype=torch.float32)
     axes = q.dim()
     # The operators accept one batch axis and at most one axis of heads, which grouped queries and sinks require.
-    needs_heads = enable_gqa or (options is not None and options.sinks is not None)
+    needs_heads = enable_gqa or sinks is not None
     fits = (axes == 4 or (axes == 3 and not needs_heads)) and q.shape[-1] == v.shape[-1]
     return (_attend if fits else _attend_reshaped)(q, k, v, is_causal, scale, return_lse, options)
 

@@ -19,6 +19,7 @@ from cs336_systems.benchmarks.comparison.attention_builders import build
 from cs336_systems.benchmarks.comparison.device_clock import take_persisting_l2
 from cs336_systems.benchmarks.comparison.exact_attention import (
     OF_USERS,
+    TF32,
     TOLERANCE,
     AttentionCall,
     require_attention,
@@ -51,7 +52,6 @@ HOST_ROUNDS, HOST_CALLS = 10, 20
 LEAST_CALLS = 5
 """The fewest timed calls, even if they take longer than requested: a single sample has no spread."""
 CPU_WARMUP, CPU_CALLS = 2, 10
-TF32 = "TF32"
 TIMES_OF_PASSES = ("forward", "backward", "forward_backward", "graph", "handout")
 """Metrics that time an implementation's passes."""
 

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from cs336_systems.benchmarks.comparison.exact_attention import TF32, exact_attention, largest_error
 from cs336_systems.benchmarks.comparison.exact_attention import TOLERANCE as EXACT
-from cs336_systems.benchmarks.comparison.exact_attention import exact_attention, largest_error
 from cs336_systems.verify import models
 from cs336_systems.verify.launcher import Answer
 from cs336_systems.verify.worker import momentum, parts
@@ -30,7 +30,6 @@ STEPS = 3
 FP32_WAY, BF16_WAY = 2.0**-10, 2.0**-3
 """Allowed errors of weights after training, of the way that they have gone: other orders of adding up in fp32; and
 rounding of gradients to bf16, many times."""
-TF32 = "TF32"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import torch
 
+from cs336_systems.benchmarks.comparison.exact_attention import TF32
 from cs336_systems.benchmarks.comparison.refusal import NO_BACKWARD
 from cs336_systems.folder_modules import MissingPackage
 from cs336_systems.implementations import Implementation
 from cs336_systems.run.failure import describe_end
-from cs336_systems.verify.cases import CASES, TF32, Case, Finding, Given, Outcome
+from cs336_systems.verify.cases import CASES, Case, Finding, Given, Outcome
 from cs336_systems.verify.launcher import Answer, Launcher, Raised
 
 RIGHT, WRONG, NOT_THERE, CANNOT_BE_LOADED = "right", "wrong", "not there", "cannot be loaded"

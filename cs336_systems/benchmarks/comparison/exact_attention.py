@@ -17,6 +17,8 @@ SCORES = 2**24
 TOLERANCE = {torch.float32: 2.0**-14, torch.bfloat16: 2.0**-4}
 """Allowed errors, relative to the reference. fp32: sums of many terms in any order, but not TF32, whose inputs are off
 by about 2**-12. bf16: some roundings of scores, weights and results, each of up to 2**-9."""
+TF32 = "TF32"
+"""What fp32 is called that is only as exact as it."""
 OF_USERS = {torch.float32: 2.0**-9, torch.bfloat16: 2.0**-6}
 """The same for users' code. fp32: TF32, whose error is up to 2**-10, and which is marked; that of bf16 is 2**-8.4 or
 more. bf16: less than one input in FP8 makes, 2**-5.3; plain attention's error is 2**-7."""

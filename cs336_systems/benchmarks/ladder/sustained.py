@@ -14,6 +14,7 @@ import torch
 
 from cs336_systems.benchmarks.ladder.ranks import slowest
 from cs336_systems.measure.timing import time_phases
+from cs336_systems.nvidia import uuid
 
 WINDOW_S = 2.5
 """Seconds of steps whose medians are compared. The driver renews its counter of joules many times in it."""
@@ -65,7 +66,8 @@ def joules_so_far(device: torch.device) -> float:
     """
     try:
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        # Not by nvml_device: a part of a GPU would get the energy of the whole one.
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid(device)}")
         return pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
     except pynvml.NVMLError:
         return math.nan
