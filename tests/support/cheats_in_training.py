@@ -137,9 +137,10 @@ class WhileTimed(DDP):
     """Averages unless its caller takes the time."""
 
     def send(self, parameter):
-        frame, callers = sys._getframe(), set()
-        while frame := frame.f_back:
-            callers.add(frame.f_code.co_name)
+        callers = set()
+        for frame in sys._current_frames().values():  # On a GPU a thread of its own runs the backward pass.
+            while frame := frame.f_back:
+                callers.add(frame.f_code.co_name)
         if "time_steps" not in callers:
             super().send(parameter)
 

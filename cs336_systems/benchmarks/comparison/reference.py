@@ -35,7 +35,7 @@ SHARDED = Declared(
 SAMPLES = 1000
 """Numbers of each weight that are compared."""
 LOSS_TOLERANCE = {"fp32": 2.0**-20, "bf16": 2.0**-9}
-"""Allowed relative errors of a step's loss."""
+"""Allowed relative errors of a step's loss that is an fp32 number."""
 WEIGHT_TOLERANCE = {"fp32": 2.0**-9, "bf16": 2.0**-4}
 """Allowed relative errors of what a step adds to a weight, or in bf16 to all weights together: AdamW's update is about
 the sign of a gradient, which rounding to bf16 may change."""
@@ -69,7 +69,7 @@ class NewBatches:
 class Step:
     """Results of a timed step."""
 
-    loss: float
+    loss: Tensor
     weights: dict[str, Tensor]
     """Samples of each weight after the step."""
     sent: tuple[int, int] | None
@@ -124,7 +124,7 @@ class Notes:
             fault = "it updates weights when they are read, after the step"
         elif type(loss) is not Tensor:
             fault = f"its loss is of type {type(loss).__name__}; allowed: Tensor"
-        self.steps.append(Step(loss=float(loss.detach()), weights=weights, sent=sent, fault=fault))
+        self.steps.append(Step(loss=loss.detach().cpu(), weights=weights, sent=sent, fault=fault))
 
     def faults(self, observed: tuple[int, int] | None) -> Iterator[str]:
         """Describe what needs no reference; `observed` are number and bytes of messages to expect, if known."""
@@ -168,8 +168,8 @@ def differences(own: Notes, right: Notes, precision: str) -> Iterator[str]:
     """Describe where losses and weights of a user's timed steps differ from those of the reference."""
     before, there = own.begin, right.begin
     for number, (mine, step) in enumerate(zip(own.steps, right.steps, strict=True), start=1):
-        error = abs(mine.loss - step.loss) / abs(step.loss)
-        if not error <= (limit := LOSS_TOLERANCE[precision]):
+        error = abs(float(mine.loss) - float(step.loss)) / abs(float(step.loss))
+        if not error <= (limit := loss_tolerance(mine.loss, precision)):
             yield f"the loss of timed step {number} has a relative error of {error:.2g} (tolerance {limit:.1g})"
         if missing := next((name for name in step.weights if name not in mine.weights or name not in before), ""):
             yield f"it has no {missing} after timed step {number}"
@@ -181,6 +181,11 @@ def differences(own: Notes, right: Notes, precision: str) -> Iterator[str]:
                 where = f"{name} in timed step {number}"
                 yield f"the change of {where} has a relative error of {error:.2g} (tolerance {limit:.1g})"
         before, there = mine.weights, step.weights
+
+
+def loss_tolerance(loss: Tensor, precision: str) -> float:
+    """Return the allowed relative error of a loss. That of `fully_shard` is a bf16 number, rounded to its neighbour."""
+    return max(LOSS_TOLERANCE[precision], torch.finfo(loss.dtype).eps if precision == "bf16" else 0)
 
 
 def relative_errors(
