@@ -1,4 +1,4 @@
-"""How often comparisons are wrong, and what they find: the table of docs/compare.md.
+"""How often comparisons are wrong, and what they detect: the table of docs/compare.md.
 
 Launch: python -m scripts.docs.compare_evidence [gpu=FOLDER] [cpu=FOLDER], which writes the table into docs/compare.md.
 
@@ -27,13 +27,13 @@ from scripts.docs import markdown
 
 PAGE = Path("docs/compare.md")
 COLUMNS = (
-    "honest runs",
+    "unchanged runs",
     "comparisons",
-    "times judged",
-    "faster or slower, wrongly",
-    "can tell 5 %",
-    "5 % planted in a tenth: found of those that can tell",
-    "of all judged",
+    "times with a verdict",
+    "wrongly faster or slower",
+    "can detect 5 %",
+    "5 % planted in a tenth: detected of those that can detect it",
+    "detected of all",
     "wrong among the others",
 )
 FOLDS = 5
@@ -43,30 +43,30 @@ PLANTINGS = 200
 
 @dataclass(frozen=True)
 class Evidence:
-    """Verdicts on honest runs, and the planted slow-downs that were found."""
+    """Verdicts on unchanged runs, and the planted slow-downs that were detected."""
 
     comparisons: int
     judged: int
     wrong: int
-    """Verdicts faster or slower on honest runs."""
-    can_tell: float
-    """Share of the judged times that resolve the slow-down."""
-    found: float
-    """Share of the planted ones that were called slower, of those that can tell."""
-    found_of_all: float
+    """Verdicts faster or slower on unchanged runs."""
+    resolvable: float
+    """Share of the times with a verdict that resolve the slow-down."""
+    detected: float
+    """Share of the planted ones that can be detected and were called slower."""
+    detected_of_all: float
     wrong_others: float
     """Share of the others that were called faster or slower."""
 
     def line(self, name: str) -> list[str]:
         """A line of the table."""
-        shares = [self.can_tell, self.found, self.found_of_all, self.wrong_others]
+        shares = [self.resolvable, self.detected, self.detected_of_all, self.wrong_others]
         texts = [f"{share:.1%}" if not math.isnan(share) else "–" for share in shares]
         wrong = f"{self.wrong} ({self.wrong / self.judged:.2%})"
         return [name, str(self.comparisons), str(self.judged), wrong, *texts]
 
 
 def evidence(comparisons: Sequence[Sequence[Difference]], plantings: int = PLANTINGS) -> Evidence:
-    """The verdicts on comparisons of honest runs, without and with a slow-down planted at random, many times."""
+    """The verdicts on comparisons of unchanged runs, without and with a slow-down planted at random, many times."""
     generator = numpy.random.default_rng(0)
     wrong = sum(verdict in (FASTER, SLOWER) for each in comparisons for verdict in judge(each))
     verdicts = []
@@ -87,9 +87,9 @@ def evidence(comparisons: Sequence[Sequence[Difference]], plantings: int = PLANT
         comparisons=len(comparisons),
         judged=len(every),
         wrong=wrong,
-        can_tell=float(numpy.mean([one.resolution() <= SLOWDOWN for one in every])),
-        found=(planted[planted["resolved"]]["verdict"] == SLOWER).mean(),
-        found_of_all=(planted["verdict"] == SLOWER).mean(),
+        resolvable=float(numpy.mean([one.resolution() <= SLOWDOWN for one in every])),
+        detected=(planted[planted["resolved"]]["verdict"] == SLOWER).mean(),
+        detected_of_all=(planted["verdict"] == SLOWER).mean(),
         wrong_others=others["verdict"].isin([FASTER, SLOWER]).mean(),
     )
 
@@ -106,7 +106,7 @@ def held_out(pairs: Sequence[Pair]) -> list[Difference]:
 
 
 def of_launches(folder: Path) -> list[list[Difference]]:
-    """The judged differences of each two launches in a folder.
+    """The differences with a verdict between each two launches in a folder.
 
     Raises:
         ValueError: it has fewer than two.
@@ -121,9 +121,9 @@ def of_launches(folder: Path) -> list[list[Difference]]:
 
 
 def rows(folders: dict[str, Path], page: str) -> Iterator[list[str]]:
-    """The lines of the table; of launches whose folder is not given, the line that the page has."""
+    """The lines of the table; for launches without a given folder, the page's present line."""
     yield evidence([held_out(from_history())]).line("H200s, pairs in the record's history (models fitted without them)")
-    names = {"gpu": "one GPU, each two launches", "cpu": "two cores that others load, each two launches"}
+    names = {"gpu": "one GPU, pairs of launches", "cpu": "two loaded cores, pairs of launches"}
     for device, name in names.items():
         if device in folders:
             yield evidence(of_launches(folders[device])).line(name)

@@ -1,4 +1,4 @@
-"""Honest runs get no wrong verdicts, and a planted slow-down is found: on recorded launches and in the history."""
+"""Unchanged runs get no wrong verdicts, and a planted slow-down is detected: on recorded launches and in the history."""
 
 import statistics
 import subprocess
@@ -18,15 +18,15 @@ LAUNCHES = ROOT / "tests/compare/h200_launches"
 
 
 def test_two_launches_on_one_gpu():
-    found = evidence(of_launches(LAUNCHES))
-    assert found.judged >= 40
-    assert found.wrong == 0
-    assert found.wrong_others <= 0.01
-    assert found.can_tell >= 0.6
-    assert found.found >= 0.95
+    result = evidence(of_launches(LAUNCHES))
+    assert result.judged >= 40
+    assert result.wrong == 0
+    assert result.wrong_others <= 0.01
+    assert result.resolvable >= 0.6
+    assert result.detected >= 0.95
 
 
-def test_a_model_is_as_wide_as_honest_runs_differ():
+def test_a_model_is_as_wide_as_unchanged_runs_differ():
     """Fitted to those two launches, and to the same with differences three times as large."""
     pairs = pairs_of(read_results(str(LAUNCHES / name)).rows for name in ("1", "2"))
     assert len(pairs) >= 40
@@ -44,17 +44,17 @@ def _moved(pair, factor):
 
 @pytest.mark.slow
 def test_the_pairs_in_the_history_of_the_record():
-    """Each judged by a model that was fitted without its runs; and the model in use is as wide as one fitted to all."""
+    """Each pair has a verdict from a model fitted without its runs; the model in use is as wide as one fitted to all pairs."""
     shallow = subprocess.run(["git", "rev-list", "--count", "HEAD"], capture_output=True, text=True, cwd=ROOT)
     if shallow.returncode or int(shallow.stdout) < 100:
         pytest.skip("there is no history here")
     pairs = from_history()
-    found = evidence([held_out(pairs)], plantings=50)
-    assert found.judged >= 1000
-    assert found.wrong <= 0.01 * found.judged
-    assert found.wrong_others <= 0.01
-    assert found.found >= 0.95
-    assert found.found_of_all >= 0.85
+    result = evidence([held_out(pairs)], plantings=50)
+    assert result.judged >= 1000
+    assert result.wrong <= 0.01 * result.judged
+    assert result.wrong_others <= 0.01
+    assert result.detected >= 0.95
+    assert result.detected_of_all >= 0.85
     fitted, used = fit(pairs).model, run_to_run("gpu")
     ratios = [used.deviation(pair.a) / fitted.deviation(pair.a) for pair in pairs]
-    assert 0.8 < statistics.median(ratios) < 1.25, f"python -m scripts.calibration.run_to_run writes {FITTED} anew"
+    assert 0.8 < statistics.median(ratios) < 1.25, f"python -m scripts.calibration.run_to_run writes {FITTED} again"
