@@ -1,4 +1,4 @@
-"""README and the documentation site: the examples run, on two ranks."""
+"""README and the documentation site: the examples run, on CPUs and on GPUs."""
 
 import os
 import re
@@ -6,14 +6,20 @@ import runpy
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.samples import ROOT
 from tests.support.ranks import launch
 
 NAMES = """
 import torch
-torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-torch.compiler.set_stance("force_eager")  # the compiler computes the same, and takes seconds
+if on_gpu:
+    torch.cuda.set_device(rank)
+    torch.set_default_device("cuda")
+else:
+    torch.compiler.set_stance("force_eager")  # the compiler computes the same, and takes seconds
+backend = "nccl" if on_gpu else "gloo"
+torch.distributed.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
 q = k = v = torch.randn(2, 4, 8, 16)
 from cs336_systems.attention import flash_attention
 from cs336_systems.model import TransformerLM
@@ -32,7 +38,12 @@ optimizer.step()
 """
 
 
-def test_the_examples_run(tmp_path):
+@pytest.mark.parametrize(
+    ("on_gpu", "ranks"), [(False, 2), *(pytest.param(True, number, marks=pytest.mark.gpu) for number in (1, 2))]
+)
+def test_the_examples_run(tmp_path, on_gpu, ranks):
+    if on_gpu and torch.cuda.device_count() < ranks:
+        pytest.skip(f"{ranks} GPUs are needed")
     code = NAMES
     for page in ("README.md", "docs/library.md", "docs/training.md", "docs/what-fits.md"):
         examples = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
@@ -41,12 +52,12 @@ def test_the_examples_run(tmp_path):
             code += f"model, loss, inputs, targets, optimizer = fresh()\n{example}"
             code += STEP if "model = " in example and not re.search(r"backward\(\)|CapturedStep", example) else ""
     (tmp_path / "examples.py").write_text(code, encoding="utf-8")
-    launch(run, str(tmp_path / "examples.py"), processes=2)
+    launch(run, str(tmp_path / "examples.py"), {"on_gpu": on_gpu, "ranks": ranks}, processes=ranks)
 
 
-def run(rank, examples):
+def run(rank, examples, names):
     os.chdir(ROOT)
-    runpy.run_path(examples, init_globals={"rank": rank, "folder": str(Path(examples).parent)})
+    runpy.run_path(examples, init_globals={"rank": rank, "folder": str(Path(examples).parent), **names})
 
 
 PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))]
