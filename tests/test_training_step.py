@@ -12,7 +12,6 @@ from cs336_systems.training_step import PHASES_OF_MODE, TrainingStep
 pytestmark = pytest.mark.numeric
 
 CPU = torch.device("cpu")
-TIED = "tests.support.models:ConvolutionLM"
 CONTEXT, VOCABULARY, BATCH = 8, 32, 4
 
 

@@ -14,7 +14,6 @@ from torch import nn
 
 from cs336_systems.parallel import data_parallel
 from cs336_systems.parallel.data_parallel import BucketedDataParallel
-from tests import adapters
 from tests.support.ranks import on_all_ranks
 from tests.support.wrappers import WRAPPERS, same_on_all_ranks
 
@@ -195,10 +194,3 @@ def test_a_dropped_wrapper_leaves_the_module_as_it_was(device, wrapper):
     assert all(parameter._post_accumulate_grad_hooks for parameter in module.parameters())
     del wrapped
     assert not any(parameter._post_accumulate_grad_hooks for parameter in module.parameters())
-
-
-ADAPTERS = {
-    "individual": (adapters.get_ddp_individual_parameters, adapters.ddp_individual_parameters_on_after_backward),
-    "bucketed": (lambda module: adapters.get_ddp_bucketed(module, 0.0001), adapters.ddp_bucketed_on_after_backward),
-    "2026": (adapters.get_ddp, adapters.ddp_on_after_backward),
-}

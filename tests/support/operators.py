@@ -17,8 +17,6 @@ class Operator:
     """Without its library and overload: mm, _softmax, allreduce_."""
     inputs: list[torch.Size]
     """Shapes of its tensors."""
-    dtypes: list[torch.dtype]
-    """Types of the same."""
     output: torch.Size | None
     """Shape of its first result, if that is a tensor."""
     dtype: torch.dtype | None
@@ -34,12 +32,11 @@ class Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator, then note it."""
-        tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
-        inputs, dtypes = [x.shape for x in tensors], [x.dtype for x in tensors]
+        inputs = [leaf.shape for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
         result = func(*args, **(kwargs or {}))
         first = next((leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)), None)
         shape, dtype = (None, None) if first is None else (first.shape, first.dtype)
-        self.calls.append(Operator(func.overloadpacket.__name__, inputs, dtypes, shape, dtype))
+        self.calls.append(Operator(func.overloadpacket.__name__, inputs, shape, dtype))
         return result
 
     def named(self, name: str) -> list[Operator]:
