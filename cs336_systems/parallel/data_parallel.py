@@ -10,13 +10,12 @@ gradients is that of the whole batch. To save the model, save the `state_dict` o
 loads; that of the wrapper has `module.` before each name, as PyTorch's has.
 """
 
-import contextlib
 import copy
 import math
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Self
 
 import torch
@@ -27,9 +26,10 @@ from cs336_systems.parallel.buckets import MB, Bucket, fill_buckets
 from cs336_systems.parallel.collectives import absent_everywhere, averaging
 from cs336_systems.parallel.replicas import replicate
 from cs336_systems.parallel.synchronized import check_not_used_up, synchronizes
+from cs336_systems.parallel.wrapped_module import WrappedModule
 
 
-class DataParallel(nn.Module, ABC):
+class DataParallel(WrappedModule, ABC):
     """Base class of the wrappers: rank 0's model on every rank, and the rules of a step.
 
     After `finish_gradient_synchronization()` each gradient is its mean over the ranks, with the same bits on all of
@@ -54,9 +54,8 @@ class DataParallel(nn.Module, ABC):
                 tensor is on the meta device, gradients are used up in the backward pass, or this process is not in the
                 group.
         """
-        super().__init__()
+        super().__init__(module)
         check_not_used_up(module.parameters(), type(self).__name__)
-        self.module = module
         self.process_group = process_group
         replicate(module, process_group)
         # The backward pass makes gradients in about this order.
@@ -68,7 +67,6 @@ class DataParallel(nn.Module, ABC):
         self._frozen = [named for named in module.named_parameters() if not named[1].requires_grad]
         self._kind = kind_of(self._trainable[0])
         self._arrived: set[int] = set()  # whose gradients this step's backward pass has made
-        self._accumulating = False
         self._all_used = torch.ones(len(trainable), dtype=torch.uint8, device=self._trainable[0].device)
         self._register_hooks()
 
@@ -88,15 +86,6 @@ class DataParallel(nn.Module, ABC):
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         copied._register_hooks()  # PyTorch copies parameters without theirs.
         return copied
-
-    def __getattr__(self, name: str) -> Any:
-        """Return a public attribute of the wrapped module that the wrapper does not have."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("_") or name == "module":
-                raise
-        return getattr(self.module, name)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} cannot be pickled; allowed: the state_dict() of its module")
@@ -122,20 +111,6 @@ class DataParallel(nn.Module, ABC):
         for name, parameter in self._frozen:
             if parameter.requires_grad:
                 raise RuntimeError(f"{name} was frozen when it was wrapped, and requires a gradient: wrap it again")
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients locally: backward passes in this context do not communicate.
-
-        Put all backward passes of a step except the last into it.
-        """
-        if self._arrived:
-            raise RuntimeError("no_sync() begins between a backward pass and finish_gradient_synchronization()")
-        before, self._accumulating = self._accumulating, True
-        try:
-            yield
-        finally:
-            self._accumulating = before
 
     def finish_gradient_synchronization(self) -> None:
         """Wait until all gradients are averaged; on a GPU the current stream waits, not the host.

@@ -30,11 +30,10 @@ of the magnitudes of its n terms, one per token, with u = 2^-24 in fp32 (Higham 
 add up their gradients in an order that the backend chooses, within the same bound.
 """
 
-import contextlib
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -59,9 +58,10 @@ from cs336_systems.parallel.symmetric_memory import allocate
 from cs336_systems.parallel.synchronized import check_not_used_up, synchronizes
 from cs336_systems.parallel.timeline import Timeline
 from cs336_systems.parallel.units import Unit, divide, find_places, shard_weights
+from cs336_systems.parallel.wrapped_module import WrappedModule
 
 
-class FullyShardedDataParallel(nn.Module):
+class FullyShardedDataParallel(WrappedModule):
     """Shards the weight of every Linear and Embedding over the ranks of a process group.
 
     Outside the module's forward pass, `parameters()` and `state_dict()` return DTensors over the group: weights of
@@ -109,10 +109,9 @@ class FullyShardedDataParallel(nn.Module):
                 is sharded already, or gradients are used up in the backward pass.
             RuntimeError: symmetric_memory is asked for, and the ranks cannot reach each other's memory.
         """
-        super().__init__()
+        super().__init__(module)
         check(module, compute_dtype)
         check_not_used_up(module.parameters(), type(self).__name__)
-        self.module: nn.Module = module
         self._compute_dtype = compute_dtype
         replicate(module, process_group)
         group = process_group or dist.group.WORLD
@@ -132,8 +131,6 @@ class FullyShardedDataParallel(nn.Module):
         self._training, self._evaluation = Timeline(), Timeline()
         self._timeline = self._training
         self._reductions: deque[Transfer] = deque()
-        self._arrived = False  # whether gradients wait for finish_gradient_synchronization
-        self._accumulating = False
         self._in_backward = False
         # Hooks hold no reference to the wrapper, as in data_parallel. They stay when it is gone, and say so.
         this = weakref.ref(self)
@@ -185,14 +182,9 @@ class FullyShardedDataParallel(nn.Module):
         for weight in self._weights:
             weight.is_exposed = False
 
-    def __getattr__(self, name: str) -> Any:
+    def _attribute(self, name: str) -> Any:
         """Return a public attribute of the wrapped module; methods in its `forward_methods` run as its forward does."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("_") or name == "module":
-                raise
-        value = getattr(self.module, name)
+        value = super()._attribute(name)
         if name in getattr(self.module, "forward_methods", ()):
             return partial(self._call_method, value)
         return value
@@ -209,21 +201,6 @@ class FullyShardedDataParallel(nn.Module):
         finally:
             self._timeline = self._training
             self._free_unused(self._weights)
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients: put all backward passes of a step except the last into this context.
-
-        Gradients of sharded weights are reduced nevertheless, and accumulated in the shards' dtype: whole gradients of
-        all weights would need as much memory as sharding has saved.
-        """
-        if self._arrived:
-            raise RuntimeError("no_sync() begins between a backward pass and finish_gradient_synchronization()")
-        before, self._accumulating = self._accumulating, True
-        try:
-            yield
-        finally:
-            self._accumulating = before
 
     def finish_gradient_synchronization(self) -> None:
         """Wait until all gradients are averaged; on a GPU the current stream waits, not the host.

@@ -46,7 +46,7 @@ def test_the_weights_are_those_of_one_process(device, kind):
     if dist.get_rank() > 0:  # rank 0's weights are broadcast
         nn.init.zeros_(module[0].weight)
     optimizer_cls, kwargs = OPTIMIZERS[kind]
-    update = UpdateInBackward(units_of(module), optimizer_cls, **kwargs)
+    update = UpdateInBackward(units_of(module), optimizer_cls, process_group=dist.new_group(), **kwargs)
     for step in range(STEPS):
         module(batch(step, device, dist.get_world_size())[dist.get_rank()]).square().mean().backward()
         update.finish()

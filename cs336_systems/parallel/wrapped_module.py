@@ -1,0 +1,47 @@
+"""The base class of the wrappers whose ranks average gradients after the last backward pass of a step."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+
+class WrappedModule(nn.Module):
+    """A module with its public attributes, and the accumulation of its gradients."""
+
+    _arrived: Any = False
+    """Whether gradients wait for `finish_gradient_synchronization`."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module: nn.Module = module
+        self._accumulating = False
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a public attribute of the wrapped module that the wrapper does not have."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_") or name == "module":
+                raise
+        return self._attribute(name)
+
+    def _attribute(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients: put all backward passes of a step except the last into this context.
+
+        Data-parallel wrappers do not communicate in it. `FullyShardedDataParallel` reduces gradients of sharded weights
+        nevertheless, and accumulates them in the shards' dtype: whole gradients of all weights would need as much
+        memory as sharding has saved.
+        """
+        if self._arrived:
+            raise RuntimeError("no_sync() begins between a backward pass and finish_gradient_synchronization()")
+        before, self._accumulating = self._accumulating, True
+        try:
+            yield
+        finally:
+            self._accumulating = before
