@@ -62,6 +62,11 @@ def full_disks(folders: Iterable[Path]) -> list[str]:
     return list(sentences.values())
 
 
+def printable(line: str) -> str:
+    """A line that may quote anybody's text, without what a terminal would act on."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
+
+
 def places() -> list[Path]:
     """Folders that a run writes to, other than its results."""
     temporary = Path(os.environ.get("TMPDIR", "/tmp"))

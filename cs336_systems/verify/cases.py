@@ -17,7 +17,7 @@ from cs336_systems.benchmarks.comparison.exact_attention import TF32, exact_atte
 from cs336_systems.benchmarks.comparison.exact_attention import TOLERANCE as EXACT
 from cs336_systems.verify import models
 from cs336_systems.verify.launcher import Answer
-from cs336_systems.verify.worker import momentum, parts
+from cs336_systems.verify.worker import momentum, parts, train_with
 
 Given = list[dict[str, Tensor]]
 """Tensors by name for each rank."""
@@ -362,32 +362,26 @@ def give_optimizer(case: Case, generator: torch.Generator) -> Given:
 
 def judge_optimizer(case: Case, given: Given, answers: list[Answer]) -> Finding:
     """Compare weights after each step with the optimizer alone; state, with its share."""
-    header, weights = case.header, {name: given[0][f"weight.{name}"] for name in case.header["shapes"]}
-    parameters = {name: nn.Parameter(x.clone(), requires_grad=name != "frozen") for name, x in weights.items()}
-    groups = [{**group, "params": [parameters[name] for name in group["params"]]} for group in header["groups"]]
-    first = list(parameters.values()) if not groups else groups[: 1 if header["add_later"] else None]
-    optimizer = getattr(torch.optim, header["optimizer"])(first, **header["options"])
+    header, start = case.header, parts(given[0], "weight")
+    told, weights = train_with(unsharded, header, given[0], torch.device("cpu"))
     for step in range(header["steps"]):
-        optimizer.zero_grad()
-        for name, parameter in parameters.items():
-            parameter.grad = given[0].get(f"gradient.{step}.{name}")
-        optimizer.step()
-        for group in optimizer.param_groups:
-            group["lr"] *= header["decay"]
-        alone = Alone(weights, {}, {name: p.detach() for name, p in parameters.items()})
+        alone = Alone(start, {}, parts(weights, f"{step}"))
         for rank, answer in enumerate(answers):
             if reason := off_the_way(parts(answer.tensors, f"{step}"), alone, FP32_WAY, f"after step {step + 1}"):
                 return failed(f"{reason}, on rank {rank}")
-        if step == 0 and header["add_later"]:
-            optimizer.add_param_group(groups[1])
     if header["shared"]:
-        whole = sum(x.numel() for state in optimizer.state.values() for x in state.values() if x.dim())
+        whole = told["held"]
         held = [answer.told.get("held", 0) for answer in answers]
         if sum(held) != whole:
             return failed(f"all ranks together hold {sum(held) / whole:.3g} times the optimizer's state")
         if max(held) >= 0.9 * whole:
             return failed(f"rank {held.index(max(held))} holds {max(held) / whole:.3g} of the optimizer's state")
     return RIGHT
+
+
+def unsharded(parameters: Any, optimizer: type[torch.optim.Optimizer], **options: Any) -> torch.optim.Optimizer:
+    """The optimizer itself."""
+    return optimizer(parameters, **options)
 
 
 def sharded_optimizer_cases() -> Iterator[Case]:

@@ -16,7 +16,7 @@ from cs336_systems.benchmarks.comparison.exact_attention import TF32
 from cs336_systems.benchmarks.comparison.refusal import NO_BACKWARD
 from cs336_systems.folder_modules import MissingPackage
 from cs336_systems.implementations import Implementation
-from cs336_systems.run.failure import describe_end
+from cs336_systems.run.failure import describe_end, printable
 from cs336_systems.verify.cases import CASES, Case, Finding, Given, Outcome
 from cs336_systems.verify.launcher import Answer, Launcher, Raised
 
@@ -189,8 +189,7 @@ def at(raised: Raised) -> str:
 
 def quoted(text: str) -> str:
     """Anybody's text on one line, without what a terminal would act on, and not long."""
-    line = " ".join(text.split())
-    line = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
+    line = printable(" ".join(text.split()))
     return line if len(line) <= LONGEST else f"{line[:LONGEST]}…"
 
 

@@ -20,7 +20,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -158,6 +158,11 @@ def steps(wrapped: Wrapped, given: Tensors, count: int, device: torch.device) ->
 
 def run_sharded_optimizer(adapters: Adapters, header: Header, given: Tensors, device: torch.device) -> Result:
     """Weights after each step, and how many numbers of state this rank's optimizers hold."""
+    return train_with(adapters.sharded_optimizer, header, given, device)
+
+
+def train_with(make: Callable[..., Any], header: Header, given: Tensors, device: torch.device) -> Result:
+    """Train with an optimizer that `make` makes of parameters, the class of another optimizer, and options."""
     parameters = {}
     for name, value in parts(given, "weight").items():
         value = value.to(device)
@@ -172,7 +177,7 @@ def run_sharded_optimizer(adapters: Adapters, header: Header, given: Tensors, de
     watched = type(kind.__name__, (kind,), {"__init__": note})
     groups = [{**group, "params": [parameters[name] for name in group["params"]]} for group in header["groups"]]
     first = list(parameters.values()) if not groups else groups[: 1 if header["add_later"] else None]
-    optimizer = adapters.sharded_optimizer(first, watched, **header["options"])
+    optimizer = make(first, watched, **header["options"])
     found: Tensors = {}
     for step in range(header["steps"]):
         optimizer.zero_grad()

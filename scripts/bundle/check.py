@@ -17,6 +17,7 @@ from pandas import DataFrame
 
 from cs336_systems.record.machine import SOFTWARE
 from cs336_systems.record.revisions import is_current
+from cs336_systems.run.failure import printable
 from scripts.bundle.make import CHECKS, COVERAGE, describe
 from scripts.bundle.read import Bundle, limit, opened, without_folder
 from scripts.card.checks import possible
@@ -26,7 +27,7 @@ from scripts.checks import Check
 from scripts.stages.self_checks import all_checks
 from scripts.stages.tables import planned_rows
 from scripts.tools.archive import MB
-from scripts.tools.log import printable, shortened
+from scripts.tools.log import shortened
 from scripts.views.coverage import OUTCOMES, UNPLANNED, cover
 from scripts.views.data import NOT_RUN, frame
 

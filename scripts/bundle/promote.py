@@ -13,10 +13,10 @@ from pathlib import Path
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.trace_file import read_trace
+from cs336_systems.run.failure import printable
 from scripts.bundle.make import CONSTRAINTS, measured_files, read_rows
 from scripts.bundle.read import limit, opened, without_folder
 from scripts.card.record import read_cards
-from scripts.tools.log import printable
 
 
 def promote(results: Path, recorded: Path, *, overwrite: bool = True) -> list[Path]:

@@ -22,10 +22,10 @@ from cs336_systems.measure.trace_file import read_trace
 from cs336_systems.plan import Plan, read_plan
 from cs336_systems.record.rows import digest_path
 from cs336_systems.record.validation import Row
+from cs336_systems.run.failure import printable
 from scripts.bundle.make import CONSTRAINTS, METADATA, NAME, PIN, PLAN, REQUIRED, read_rows
 from scripts.card.record import read_cards
 from scripts.tools.archive import MB
-from scripts.tools.log import printable
 
 LARGEST_ARCHIVE_MB = 20
 """Ten times a recorded machine's."""

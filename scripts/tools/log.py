@@ -1,4 +1,4 @@
-"""The log file of a script that Snakemake runs, and lines that a terminal shows as they are."""
+"""The log file of a script that Snakemake runs, and lists that are cut short."""
 
 import contextlib
 import sys
@@ -27,11 +27,6 @@ def log_to(path: str) -> Iterator[None]:
         except BaseException:
             traceback.print_exc()
             raise
-
-
-def printable(line: str) -> str:
-    """A line that may quote anybody's text, without what a terminal would act on."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
 
 
 def shortened(names: Sequence[str], most: int, separator: str = ", ") -> str:
