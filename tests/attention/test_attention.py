@@ -24,6 +24,9 @@ from cs336_systems.attention.flash import IMPLEMENTATIONS
 from tests.support.interpreter import interpreter_environment
 
 NAMES = ("o", "lse", "dq", "dk", "dv")
+GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+NARROW = (torch.float32, torch.bfloat16)
+on_each_device = pytest.mark.parametrize("device", ["cpu", GPU])
 
 # n_queries, n_keys: powers of two, odd, unequal both ways, one query, one key
 LENGTHS = [(128, 128), (77, 77), (50, 130), (130, 50), (1, 65), (65, 1)]
@@ -150,8 +153,11 @@ def differences_where_scores_are_infinite(results, keys, is_causal, dtype, devic
 @pytest.mark.numeric
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("keys", INFINITE)
-def test_infinite_scores(keys, is_causal):
-    assert not differences_where_scores_are_infinite(flash_results, keys, is_causal, torch.float32)
+@pytest.mark.parametrize(
+    ("device", "dtype"), [("cpu", torch.float32), *(pytest.param("cuda", x, marks=pytest.mark.gpu) for x in NARROW)]
+)
+def test_infinite_scores(device, dtype, keys, is_causal):
+    assert not differences_where_scores_are_infinite(flash_results, keys, is_causal, dtype, device)
 
 
 def test_a_score_that_is_no_number_spoils_its_row_only():
@@ -183,9 +189,10 @@ def test_tiled_with_large_scores():
     assert not excess(function_results(TiledFlashAttention, inputs, True), inputs, True, large_scores=True)
 
 
+@on_each_device
 @pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 3, 5, 8), (2, 2, 3, 5, 8), (0, 5, 8), (2, 0, 8)])
-def test_any_leading_axes(shape):
-    q, k, v, _ = make_inputs(shape, 7, torch.float32)
+def test_any_leading_axes(shape, device):
+    q, k, v, _ = make_inputs(shape, 7, torch.float32, device)
     q.requires_grad_()
     o = flash_attention(q, k, v, True)
     assert o.shape == q.shape
@@ -341,8 +348,9 @@ def make_variant(name: str, dtype, device="cpu") -> tuple[list[Tensor], dict]:
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_variants_and_the_gradient_of_the_log_sum_exp(name, dtype, is_causal):
-    inputs, options = make_variant(name, dtype)
+@on_each_device
+def test_variants_and_the_gradient_of_the_log_sum_exp(device, name, dtype, is_causal):
+    inputs, options = make_variant(name, dtype, device)
     large_scores = name == "large scale"
     got = flash_results(inputs, is_causal, **options)
     assert not excess(got, inputs, is_causal, large_scores, **options)
@@ -370,10 +378,17 @@ def test_a_loss_of_the_log_sum_exp_alone():
 SECOND_DERIVATIVE = pytest.raises(NotImplementedError, match=r"flash_attention cannot be differentiated twice")
 
 
-@pytest.mark.parametrize("function", [flash_attention, TiledFlashAttention.apply])
-def test_a_second_derivative_is_refused(function):
+@pytest.mark.parametrize(
+    ("function", "device"),
+    [
+        (flash_attention, "cpu"),
+        (TiledFlashAttention.apply, "cpu"),
+        pytest.param(flash_attention, "cuda", marks=pytest.mark.gpu),
+    ],
+)
+def test_a_second_derivative_is_refused(function, device):
     """A penalty on a gradient next to another loss: it must not count as zero, or as something else."""
-    q, k, v, grad_o = make_inputs((2, 3, 9, 8), 9, torch.float32)
+    q, k, v, grad_o = make_inputs((2, 3, 9, 8), 9, torch.float32, device)
     leaves = [x.requires_grad_() for x in (q, k, v)]
     o = function(*leaves, True)
     gradients = torch.autograd.grad(o, leaves, grad_o, create_graph=True)
@@ -395,11 +410,12 @@ def plain_loss(q, k, v):
     return (scores.softmax(-1) @ results[1]).square().sum() + scores.logsumexp(-1).sin().sum()
 
 
+@on_each_device
 @pytest.mark.parametrize("kv_heads", [2, 4])
-def test_torch_func(kv_heads):
+def test_torch_func(kv_heads, device):
     """Gradients, for each sample alone and of all, with what the samples share on any axis or on none."""
     func = torch.func
-    q, k, v, _ = make_inputs((3, 4, 40, 8), 40, torch.float32, kv_heads=kv_heads)
+    q, k, v, _ = make_inputs((3, 4, 40, 8), 40, torch.float32, device, kv_heads=kv_heads)
     want = func.grad(plain_loss, (0, 1, 2))(q.double(), k.double(), v.double())
     for transformed in (
         func.grad(loss, (0, 1, 2)),
@@ -407,15 +423,19 @@ def test_torch_func(kv_heads):
         func.grad(lambda *x: func.vmap(loss)(*x).sum(), (0, 1, 2)),
     ):
         got = transformed(q, k, v)
-        assert all(torch.allclose(a.double(), b, atol=1e-5) for a, b in zip(got, want, strict=True))
+        assert all(
+            torch.allclose(a.double(), b, atol={"cpu": 1e-5, "cuda": 1e-4}[device])
+            for a, b in zip(got, want, strict=True)
+        )
     shared = func.vmap(lambda *x: flash_attention(*x, enable_gqa=True), in_dims=(0, None, None), out_dims=2)
     want = flash_attention(q, *(x[:1].expand(3, -1, -1, -1) for x in (k, v)), enable_gqa=True)
     torch.testing.assert_close(shared(q, k[0], v[0]).movedim(2, 0), want)
 
 
+@on_each_device
 @pytest.mark.parametrize("transform", ["jvp", "hessian", "dual", "compiled jvp", "grad of grad"])
-def test_other_derivatives_are_refused(transform):
-    q, k, v, _ = make_inputs((2, 9, 8), 9, torch.float32)
+def test_other_derivatives_are_refused(transform, device):
+    q, k, v, _ = make_inputs((2, 9, 8), 9, torch.float32, device)
 
     def call(x):
         return flash_attention(x, k, v)

@@ -7,14 +7,10 @@ import torch
 
 from cs336_systems.attention import chip, flash_attention, gpu_attention, plain_attention
 from tests.attention.test_attention import (
-    INFINITE,
-    VARIANTS,
-    differences_where_scores_are_infinite,
     excess,
     flash_results,
     function_results,
     make_inputs,
-    make_variant,
     plain_results,
 )
 
@@ -85,13 +81,6 @@ def test_error_is_at_most_twice_that_of_pytorch(functions, shape, dtype, is_caus
     batch, heads, n_queries, n_keys, d = shape
     inputs = make_inputs((batch, heads, n_queries, d), n_keys, dtype, "cuda")
     assert not excess(function_results(functions.TritonFlashAttention, inputs, is_causal), inputs, is_causal)
-
-
-@pytest.mark.parametrize("is_causal", [True, False])
-@pytest.mark.parametrize("keys", INFINITE)
-@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
-def test_infinite_scores(dtype, keys, is_causal):
-    assert not differences_where_scores_are_infinite(flash_results, keys, is_causal, dtype, "cuda")
 
 
 @pytest.mark.parametrize("table", ["KB_99", "KB_163"])
@@ -220,16 +209,6 @@ def test_operators_keep_their_contract(functions, shape, dtype):
     torch.library.opcheck(torch.ops.cs336_systems.flash_backward, (grad_o, q, k, v, o, lse, True))
 
 
-@pytest.mark.parametrize("is_causal", [True, False])
-@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
-@pytest.mark.parametrize("name", VARIANTS)
-def test_variants_and_the_gradient_of_the_log_sum_exp(name, dtype, is_causal):
-    inputs, options = make_variant(name, dtype, "cuda")
-    large_scores = name == "large scale"
-    got = flash_results(inputs, is_causal, **options)
-    assert not excess(got, inputs, is_causal, large_scores, **options)
-
-
 # q's shape and number of keys, with 2 heads of keys: tiles without preprocess, with it, with descriptors.
 GROUPED = [((2, 4, 300, 64), 333), ((1, 6, 1001, 128), 1100), ((4, 4, 2049, 64), 2049), ((1, 4, 150, 256), 100)]
 
@@ -261,35 +240,6 @@ def test_shared_heads_of_keys_are_not_repeated():
     assert torch.cuda.max_memory_allocated() - before < 1.5 * q.nbytes  # the output and L
 
 
-def test_second_derivatives_and_forward_mode_are_refused():
-    q, k, v, _ = make_inputs((2, 3, 100, 64), 100, FP32, "cuda")
-    leaves = [x.requires_grad_() for x in (q, k, v)]
-    o = flash_attention(*leaves, True)
-    (dq,) = torch.autograd.grad(o.sum(), q, create_graph=True)
-    with pytest.raises(NotImplementedError, match="flash_attention cannot be differentiated twice"):
-        (o.sum() + dq.square().sum()).backward()
-    with (
-        torch.autograd.forward_ad.dual_level(),
-        pytest.raises(NotImplementedError, match="flash_attention has no forward"),
-    ):
-        flash_attention(torch.autograd.forward_ad.make_dual(q.detach(), q.detach()), k, v)
-
-
-def test_torch_func():
-    """Gradients of each sample alone; keys shared by all samples."""
-    q, k, v, _ = make_inputs((3, 4, 200, 64), 200, FP32, "cuda", kv_heads=2)
-
-    def loss(*leaves, attention=flash_attention):
-        return attention(*leaves, is_causal=True, enable_gqa=True).square().sum()
-
-    got = torch.func.vmap(torch.func.grad(loss, (0, 1, 2)))(q, k, v)
-    leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    want = torch.autograd.grad(loss(*leaves, attention=torch.nn.functional.scaled_dot_product_attention), leaves)
-    assert all(torch.allclose(a.double(), b, atol=1e-4, rtol=1e-4) for a, b in zip(got, want, strict=True))
-    shared = torch.func.vmap(lambda x: flash_attention(x, k[0], v[0], enable_gqa=True))(q)
-    torch.testing.assert_close(shared, flash_attention(q, *(x[:1].expand_as(x) for x in (k, v)), enable_gqa=True))
-
-
 @pytest.mark.numeric
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_compiled_backward(functions, is_causal):
@@ -311,10 +261,7 @@ def test_memory_is_linear():
     assert torch.cuda.max_memory_allocated() - before < 16 * q.numel() * q.element_size()
 
 
-def test_empty_batch_and_mixed_devices():
-    q = torch.randn(0, 5, 16, device="cuda", requires_grad=True)
-    flash_attention(q, q, q).sum().backward()
-    assert q.grad.shape == q.shape
+def test_mixed_devices():
     x = torch.zeros(2, 4, 16, device="cuda")
     with pytest.raises(ValueError, match="k on cpu"):
         flash_attention(x, x.cpu(), x)
