@@ -1,6 +1,7 @@
-"""PyTorch's caching allocator of GPU memory, without a GPU: which block a tensor gets, and what is split off.
+"""PyTorch's caching allocator of GPU memory, without a GPU: its blocks, and which one a tensor gets.
 
-Rules of c10/cuda/CUDACachingAllocator.cpp with default settings, on one stream.
+Requests are rounded up to 512 bytes, and a free block is used whole if too little of it would remain. Rules of
+c10/cuda/CUDACachingAllocator.cpp with default settings, on one stream.
 """
 
 from bisect import bisect_left, insort
@@ -10,18 +11,19 @@ from cs336_systems.accounting.allocator_rounding import LARGE, ROUND_LARGE, ROUN
 from cs336_systems.accounting.units import MIB
 
 SMALL_SEGMENT = 2 * MIB
+"""Size of a segment of the pool for small requests; those of the other pool are larger."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Block:
-    """A piece of a segment, free or in use."""
+    """A piece of a segment, free or in use, linked to its neighbours."""
 
     address: int
     size: int
     small: bool
+    free: bool = True
     before: "Block | None" = None
     after: "Block | None" = None
-    free: bool = False
 
     @property
     def key(self) -> tuple[int, int]:
@@ -29,65 +31,96 @@ class Block:
         return self.size, self.address
 
 
-class CachingAllocator:
+def rounded(requested: int) -> int:
+    """Bytes of the smallest block that serves a request."""
+    return max(-(-requested // ROUND_SMALL), 1) * ROUND_SMALL
+
+
+class Blocks:
+    """All blocks of a device, by address."""
+
+    def __init__(self) -> None:
+        self._at: dict[int, Block] = {}
+
+    def add_segment(self, address: int, size: int) -> Block:
+        """Add a new segment, which is one free block."""
+        return self.add_block(address, size, size == SMALL_SEGMENT)
+
+    def add_block(self, address: int, size: int, small: bool, free: bool = True, before: Block | None = None) -> Block:
+        """Add a block of a segment, after the one before it."""
+        block = self._at[address] = Block(address, size, small, free, before)
+        if before:
+            before.after = block
+        return block
+
+    def remove_segment(self, address: int) -> None:
+        """Remove a segment, one free block, that goes back to the driver."""
+        del self._at[address]
+
+    def use(self, address: int, requested: int) -> int:
+        """Serve a request from the free block at an address; return the bytes of the block that serves it."""
+        block, size = self._at[address], rounded(requested)
+        rest, after = block.size - size, block.after
+        if rest >= ROUND_SMALL if block.small else rest > SMALL:
+            block.size = size
+            divided = self.add_block(address + size, rest, block.small, True, block)
+            divided.after = after
+            if after:
+                after.before = divided
+        block.free = False
+        return block.size
+
+    def free(self, address: int) -> Block:
+        """Free a block, and return the one that it is with its free neighbours."""
+        block = self._at[address]
+        block.free = True
+        if block.after and block.after.free:
+            self._join(block, block.after)
+        if block.before and block.before.free:
+            return self._join(block.before, block)
+        return block
+
+    def _join(self, first: Block, second: Block) -> Block:
+        del self._at[second.address]
+        first.size += second.size
+        first.after = second.after
+        if second.after:
+            second.after.before = first
+        return first
+
+
+class CachingAllocator(Blocks):
     """Allocates and frees blocks, and counts the bytes in use and those that it holds."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.allocated = self.reserved = 0
         self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
-        self._blocks: dict[int, Block] = {}
 
     def allocate(self, size: int) -> Block:
         """Allocate the smallest free block that is large enough, or one of a new segment."""
-        wanted = max(ROUND_SMALL, -(-size // ROUND_SMALL) * ROUND_SMALL)
+        wanted = rounded(size)
         small = wanted <= SMALL
         free = self._free[small]
         at = bisect_left(free, (wanted, -1))
-        block = self._blocks[free.pop(at)[1]] if at < len(free) else self._segment(wanted, small)
-        left = block.size - wanted
-        if left >= ROUND_SMALL if small else left > SMALL:
-            self._split(block, wanted)
-        block.free = False
-        self.allocated += block.size
+        block = self._at[free.pop(at)[1]] if at < len(free) else self._segment(wanted, small)
+        whole = block.size
+        self.allocated += self.use(block.address, size)
+        if block.size < whole and block.after:
+            insort(free, block.after.key)
         return block
 
     def release(self, block: Block) -> None:
         """Free a block, and join it with the free blocks next to it."""
         self.allocated -= block.size
+        free = self._free[block.small]
         for other in (block.before, block.after):
             if other is not None and other.free:
-                self._free[block.small].remove(other.key)
-        if block.after is not None and block.after.free:
-            self._join(block, block.after)
-        if block.before is not None and block.before.free:
-            block = self._join(block.before, block)
-        self._offer(block)
+                free.remove(other.key)
+        insort(free, self.free(block.address).key)
 
     def _segment(self, wanted: int, small: bool) -> Block:
         size = -(-wanted // ROUND_LARGE) * ROUND_LARGE if wanted >= LARGE else SEGMENT
-        if small:
-            size = SMALL_SEGMENT
-        block = Block(self.reserved, size, small)
-        self._blocks[block.address] = block
-        self.reserved += size
+        block = self.add_segment(self.reserved, SMALL_SEGMENT if small else size)
+        self.reserved += block.size
         return block
-
-    def _split(self, block: Block, size: int) -> None:
-        rest = Block(block.address + size, block.size - size, block.small, block, block.after)
-        if block.after is not None:
-            block.after.before = rest
-        block.size, block.after = size, rest
-        self._blocks[rest.address] = rest
-        self._offer(rest)
-
-    def _offer(self, block: Block) -> None:
-        block.free = True
-        insort(self._free[block.small], block.key)
-
-    def _join(self, first: Block, second: Block) -> Block:
-        first.size += second.size
-        first.after = second.after
-        if second.after is not None:
-            second.after.before = first
-        del self._blocks[second.address]
-        return first

@@ -1,11 +1,11 @@
 """Replay a recording of the allocator as a timeline of memory by category. No torch here."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from cs336_systems.measure.allocator_blocks import Blocks
-from cs336_systems.measure.memory_recording import ALLOCATED, Recording
+from cs336_systems.accounting.caching_allocator import Blocks
+from cs336_systems.measure.memory_recording import ALLOCATED, INACTIVE, Recording, Segment
 
 PARAMETERS, GRADIENTS, OPTIMIZER_STATE = "parameters", "gradients", "optimizer state"
 WEIGHT_COPIES = "bf16 copies of weights"
@@ -99,13 +99,23 @@ def _add(level: dict[str, int], allocation: Allocation, sign: int) -> None:
     level[ROUNDING] += sign * (allocation.size - allocation.requested)
 
 
+def blocks_of(segments: Iterable[Segment]) -> Blocks:
+    """The blocks at the beginning of a recording."""
+    blocks = Blocks()
+    for segment in segments:
+        before = None
+        for block in segment.blocks:
+            before = blocks.add_block(block.address, block.size, segment.small, block.state == INACTIVE, before)
+    return blocks
+
+
 def replay(recording: Recording) -> Timeline:
     """Replay allocations and frees, with categories.
 
     Raises:
         ValueError: the events are fewer than the allocator counted, so the recording is not complete.
     """
-    blocks = Blocks(recording.segments)
+    blocks = blocks_of(recording.segments)
     alive = {
         block.address: Allocation(address=block.address, requested=block.requested, size=block.size)
         for segment in recording.segments
@@ -121,7 +131,7 @@ def replay(recording: Recording) -> Timeline:
         stage = next(names) if event.action in ("alloc", "free_requested") else ""
         match event.action:
             case "alloc":
-                size = blocks.allocate(event.address, event.size)
+                size = blocks.use(event.address, event.size)
                 allocation = Allocation(
                     address=event.address, requested=event.size, size=size, stage=stage, source=event.source
                 )
@@ -136,7 +146,7 @@ def replay(recording: Recording) -> Timeline:
                     allocation.milliseconds = (event.microseconds - born[allocation]) / 1e3
                 changes.append((allocation, False))
             case "free_completed":
-                blocks.release(event.address)
+                blocks.free(event.address)
             case "segment_alloc":
                 blocks.add_segment(event.address, event.size)
             case "segment_free":
