@@ -9,7 +9,9 @@ import torch.distributed as dist
 from torch.optim import SGD
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from tests.support.own import DDP, FSDP, ShardedOptimizer
+from examples.my_systems.ddp import DDP
+from examples.my_systems.sharded_optimizer import ShardedOptimizer
+from tests.support.own import FSDP
 
 CHECKED = 3
 """Steps of a check, and of the observation before others are timed."""
@@ -33,11 +35,11 @@ class Late:
 class LateDDP(Late, DDP):
     """Sends gradients otherwise when it is late."""
 
-    def send(self, parameter):
+    def reduce(self, parameter):
         if self.late:
             self.cheat(parameter)
         else:
-            super().send(parameter)
+            super().reduce(parameter)
 
     def finish_gradient_synchronization(self):
         super().finish_gradient_synchronization()
@@ -46,7 +48,7 @@ class LateDDP(Late, DDP):
     def divided_later(self, tensor, parameter, **group):
         """Send some tensor in a gradient's place; the gradient is divided and multiplied."""
         parameter.grad *= dist.get_world_size()
-        self.waiting.append((dist.all_reduce(tensor, async_op=True, **group), parameter))
+        self.handles.append((dist.all_reduce(tensor, async_op=True, **group), parameter.grad))
 
 
 class FirstSteps(LateDDP):
@@ -62,7 +64,7 @@ class EveryOther(LateDDP):
     def cheat(self, parameter):
         self.sent += 1
         if self.sent % 2:
-            DDP.send(self, parameter)
+            DDP.reduce(self, parameter)
 
 
 class OneRank(LateDDP):
@@ -70,7 +72,7 @@ class OneRank(LateDDP):
 
     def cheat(self, parameter):
         parameter.grad *= dist.get_world_size()
-        self.waiting.append((dist.broadcast(parameter.grad, 0, async_op=True), parameter))
+        self.handles.append((dist.broadcast(parameter.grad, 0, async_op=True), parameter.grad))
 
 
 class HalfOfTheRanks(LateDDP):
@@ -84,7 +86,7 @@ class HalfOfTheRanks(LateDDP):
 
     def cheat(self, parameter):
         parameter.grad *= 2  # for a division by all ranks
-        self.waiting.append((dist.all_reduce(parameter.grad, group=self.group, async_op=True), parameter))
+        self.handles.append((dist.all_reduce(parameter.grad, group=self.group, async_op=True), parameter.grad))
 
 
 class Elsewhere(LateDDP):
@@ -125,24 +127,24 @@ class AfterReturn(LateDDP):
         if not self.late:
             super().finish_gradient_synchronization()
             return
-        waiting, self.waiting = self.waiting, []
+        waiting, self.handles = self.handles, []
         threading.Timer(0.05, lambda: [work.wait() for work, _ in waiting]).start()
 
     def cheat(self, parameter):
         sent = parameter.grad.clone()
-        self.waiting.append((dist.all_reduce(sent, async_op=True), sent))
+        self.handles.append((dist.all_reduce(sent, async_op=True), sent))
 
 
 class WhileTimed(DDP):
     """Averages unless its caller takes the time."""
 
-    def send(self, parameter):
+    def reduce(self, parameter):
         callers = set()
         for frame in sys._current_frames().values():  # On a GPU a thread of its own runs the backward pass.
             while frame := frame.f_back:
                 callers.add(frame.f_code.co_name)
         if "time_steps" not in callers:
-            super().send(parameter)
+            super().reduce(parameter)
 
 
 class WhileBatchesRepeat(DDP):
@@ -155,15 +157,15 @@ class WhileBatchesRepeat(DDP):
         self.last = tokens.clone()
         return super().forward(tokens)
 
-    def send(self, parameter):
+    def reduce(self, parameter):
         if self.same:
-            super().send(parameter)
+            super().reduce(parameter)
 
 
 class LateForward(LateDDP):
     """Computes something else in its forward pass when it is late."""
 
-    cheat = DDP.send
+    cheat = DDP.reduce
 
     def forward(self, tokens):
         return self.less(tokens) if self.late else super().forward(tokens)
@@ -260,64 +262,60 @@ class LateOptimizer(ShardedOptimizer):
         (self.cheat if self.steps >= CHECKED else super().step)()
         self.steps += 1
 
-    def broadcast(self):
-        for parameter, owner in self.owners.items():
-            dist.broadcast(parameter.data, owner)
-
 
 class NoUpdates(LateOptimizer):
     """Updates nothing, and broadcasts it."""
 
-    cheat = LateOptimizer.broadcast
+    cheat = LateOptimizer.share
 
 
 class NoBroadcasts(LateOptimizer):
     """Keeps its updates to itself."""
 
     def cheat(self):
-        self.inner.step()
+        self.own.step()
 
 
 class EarlyBroadcasts(LateOptimizer):
     """Broadcasts weights before they are updated."""
 
     def cheat(self):
-        self.broadcast()
-        self.inner.step()
+        self.share()
+        self.own.step()
 
 
 class LaterUpdates(LateOptimizer):
     """Updates in a thread, some time after the step."""
 
     def cheat(self):
-        self.broadcast()
-        threading.Timer(0.05, self.inner.step).start()
+        self.share()
+        threading.Timer(0.05, self.own.step).start()
 
 
 class HalfOfTheUpdates(LateOptimizer):
     """Updates every other weight."""
 
     def cheat(self):
-        for parameter in self.inner.param_groups[0]["params"][::2]:
+        for parameter in self.own.param_groups[0]["params"][::2]:
             parameter.grad = None
-        LateOptimizer.broadcast(self.inner.step() or self)
+        LateOptimizer.share(self.own.step() or self)
 
 
 class NoMoments(LateOptimizer):
     """Updates without moments."""
 
     def cheat(self):
-        group = self.inner.param_groups[0]
+        group = self.own.param_groups[0]
         SGD(group["params"], lr=group["lr"]).step()
-        self.broadcast()
+        self.share()
 
 
 class RoundedBroadcasts(LateOptimizer):
     """Broadcasts weights in bf16."""
 
     def cheat(self):
-        self.inner.step()
-        for parameter, owner in self.owners.items():
+        self.own.step()
+        for parameter, owner in self.owner.items():
             rounded = parameter.data.bfloat16()
             dist.broadcast(rounded, owner)
             parameter.data.copy_(rounded)
@@ -329,10 +327,10 @@ class WholeState(ShardedOptimizer):
     def __init__(self, params, optimizer_cls, **kwargs):
         params = list(params)
         super().__init__(params, optimizer_cls, **kwargs)
-        self.inner = optimizer_cls(params, **kwargs)
+        self.own = optimizer_cls(params, **kwargs)
 
     def step(self):
-        self.inner.step()
+        self.own.step()
 
 
 class HiddenState(WholeState):
@@ -340,7 +338,7 @@ class HiddenState(WholeState):
 
     def __init__(self, params, optimizer_cls, **kwargs):
         super().__init__(params, optimizer_cls, **kwargs)
-        self.step = self.__dict__.pop("inner").step
+        self.step = self.__dict__.pop("own").step
 
 
 class LateFSDP(Late, FSDP):

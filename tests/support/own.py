@@ -1,59 +1,36 @@
-"""Implementations such as a user may name in the configuration: right ones, and subtly wrong ones."""
+"""Implementations such as a user may name in the configuration: subtly wrong ones, and an FSDP that is right."""
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.optim import Optimizer
 
 from cs336_systems.parallel.data_parallel import BucketedDataParallel
-
-
-class DDP(nn.Module):
-    """Averages each gradient when it arrives."""
-
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-        self.waiting = []
-        for parameter in module.parameters():
-            dist.broadcast(parameter.data, 0)
-            parameter.register_post_accumulate_grad_hook(self.send)
-
-    def forward(self, *inputs):
-        return self.module(*inputs)
-
-    def send(self, parameter):
-        self.waiting.append((dist.all_reduce(parameter.grad, async_op=True), parameter))
-
-    def finish_gradient_synchronization(self):
-        for work, parameter in self.waiting:
-            work.wait()
-            parameter.grad /= dist.get_world_size()
-        self.waiting.clear()
+from examples.my_systems.ddp import DDP
+from examples.my_systems.sharded_optimizer import ShardedOptimizer
 
 
 class SummingDDP(DDP):
     """Does not divide."""
 
     def finish_gradient_synchronization(self):
-        for work, _ in self.waiting:
+        for work, _ in self.handles:
             work.wait()
-        self.waiting.clear()
+        self.handles.clear()
 
 
 class ForgetfulDDP(DDP):
     """The last gradient stays at home."""
 
-    def send(self, parameter):
+    def reduce(self, parameter):
         if parameter is not next(self.module.parameters()):
-            super().send(parameter)
+            super().reduce(parameter)
 
 
 class RoundingDDP(DDP):
     """Sends in another type than gradients have."""
 
-    def send(self, parameter):
+    def reduce(self, parameter):
         rounded = parameter.grad.bfloat16()
         dist.all_reduce(rounded)
         parameter.grad = rounded.float() / dist.get_world_size()
@@ -78,32 +55,16 @@ class ElsewhereDDP(DDP):
 class OverflowingDDP(DDP):
     """Has a buffer for 2000 numbers, and leaves gradients of more as they are."""
 
-    def send(self, parameter):
+    def reduce(self, parameter):
         if parameter.numel() <= 2000:
-            super().send(parameter)
-
-
-class ShardedOptimizer(Optimizer):
-    """Each rank updates every other parameter, and sends it to the rest."""
-
-    def __init__(self, params, optimizer_cls, **kwargs):
-        params = list(params)
-        ranks = dist.get_world_size()
-        self.owners = {parameter: index % ranks for index, parameter in enumerate(params)}
-        self.inner = optimizer_cls(params[dist.get_rank() :: ranks], **kwargs)
-        super().__init__(params, kwargs)
-
-    def step(self):
-        self.inner.step()
-        for parameter, owner in self.owners.items():
-            dist.broadcast(parameter.data, owner)
+            super().reduce(parameter)
 
 
 class LonelyOptimizer(ShardedOptimizer):
     """Keeps its updates to itself."""
 
-    def step(self):
-        self.inner.step()
+    def share(self):
+        pass
 
 
 def WholeOptimizer(params, optimizer_cls, **kwargs):
