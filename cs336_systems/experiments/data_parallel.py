@@ -134,6 +134,18 @@ class TrainingOnRanks(ModelExperiment):
     """Sequences per process."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """fp32 with TF32 off, or bf16 autocast over fp32 weights, whose gradients are fp32."""
+    processes: Annotated[int, Ge(2)] = 2  # type: ignore[misc]  # a class variable of experiments that do not vary it
+    """Processes that train together, one per GPU where there are GPUs."""
+    rounds: Positive = 2
+    """Rounds of interleaved contenders, each with a new model and optimizer."""
+    warmup: NonNegative = 2
+    """Steps of each turn before timing begins: in them optimizers make their state, PyTorch's wrapper rebuilds its
+    buckets, and our FSDP learns the order of layers."""
+    steps: Positive = 4
+    """Steps timed in each turn."""
+    model: ModelClass = "cs336_systems.model:TransformerLM"
+    """The model class, as package.module:Class; any class with TransformerLM's arguments will do. To be compiled, or
+    sharded by blocks, it needs these in `blocks`."""
 
     def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
         """Describe the step of each contender."""
@@ -164,19 +176,8 @@ class DataParallelTraining(TrainingOnRanks):
     compiled: bool = False
     """Whether each Transformer block is compiled by itself, so that gradients arrive block by block, and on a GPU the
     whole step replayed from a CUDA graph: then steps are device-bound."""
-    processes: Annotated[int, Ge(2)] = 2  # type: ignore[misc]  # a class variable of experiments that do not vary it
-    """Processes that train together, one per GPU where there are GPUs."""
     tried: bool = False
     """Whether variations that were tried on the way to the best wrapper are measured as well."""
-    rounds: Positive = 2
-    """How often each wrapper has its turn."""
-    warmup: NonNegative = 2
-    """Steps after wrapping, in each round, before timing begins; at its second one PyTorch's rebuilds its buckets."""
-    steps: Positive = 4
-    """Steps timed in each round."""
-    model: ModelClass = "cs336_systems.model:TransformerLM"
-    """The model class, as package.module:Class; any class with TransformerLM's arguments will do. To be compiled it
-    needs its blocks in `blocks`."""
     implementation: Annotated[str, own_next_to(CONTENDERS)] = ""
     """Wrappers of your own that take part, as NAME=package.module:name, separated by commas. Each is called with the
     module, and bucket_size_mb=100 if it takes that; finish_gradient_synchronization() follows the backward pass."""

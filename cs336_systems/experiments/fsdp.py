@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge
-
 from cs336_systems.accounting.contenders import by_block, by_layer, fully_shard, to_peers
-from cs336_systems.experiments.base import ModelClass, NonNegative, Positive, Size
+from cs336_systems.experiments.base import Size
 from cs336_systems.experiments.contender import VARIATION_MB, Declared, names_of
 from cs336_systems.experiments.data_parallel import (
     BASELINE,
@@ -80,17 +78,6 @@ class FullyShardedTraining(TrainingOnRanks):
     precision: Literal["fp32", "bf16"] = "fp32"
     """fp32 with TF32 off, or bf16 compute over fp32 weights: by autocast if the weights are replicated, and by
     gathering them and reducing their gradients in bf16 if they are sharded."""
-    processes: Annotated[int, Ge(2)] = 2  # type: ignore[misc]  # a class variable of experiments that do not vary it
-    """Processes that train together, one per GPU where there are GPUs."""
-    rounds: Positive = 2
-    """Rounds of interleaved contenders."""
-    warmup: NonNegative = 2
-    """Steps of each turn before timing begins; in the first one, ours learns the order of layers."""
-    steps: Positive = 4
-    """Steps timed in each round."""
-    model: ModelClass = "cs336_systems.model:TransformerLM"
-    """The model class, as package.module:Class; any class with TransformerLM's arguments will do. To be sharded by
-    blocks it needs these in `blocks`."""
     implementation: Annotated[str, own_next_to(CONTENDERS)] = ""
     """Wrappers of your own that take part, as NAME=package.module:name, separated by commas. Each is called with the
     module and compute_dtype; finish_gradient_synchronization() follows the backward pass. The whole weights are those

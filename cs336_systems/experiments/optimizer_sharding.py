@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
-from annotated_types import Ge
-
 from cs336_systems.accounting.contenders import (
     PASSES,
     UPDATE,
@@ -17,7 +15,6 @@ from cs336_systems.accounting.contenders import (
     together,
 )
 from cs336_systems.accounting.setting import Scheme
-from cs336_systems.experiments.base import ModelClass, NonNegative, Positive
 from cs336_systems.experiments.contender import VARIATION_MB, Declared, names_of
 from cs336_systems.experiments.data_parallel import (
     BUILDERS,
@@ -105,16 +102,6 @@ class OptimizerSharding(TrainingOnRanks):
     """Allowed values, or prefixes, of these columns, as in data parallelism."""
     numeric_tests: ClassVar[tuple[str, ...]] = ("parallel.test_data_parallel", "parallel.test_sharded_optimizer")
 
-    processes: Annotated[int, Ge(2)] = 2  # type: ignore[misc]  # a class variable of experiments that do not vary it
-    """Processes that train together, one per GPU where there are GPUs."""
-    rounds: Positive = 2
-    """Rounds of interleaved contenders, each with a new model and optimizer."""
-    warmup: NonNegative = 2
-    """Steps in each turn before timing begins; in the first one, optimizers make their state."""
-    steps: Positive = 4
-    """Steps timed in each turn."""
-    model: ModelClass = "cs336_systems.model:TransformerLM"
-    """The model class, as package.module:Class; any class with TransformerLM's arguments will do."""
     implementation: Annotated[str, own_next_to(CONTENDERS)] = ""
     """Sharded optimizers of your own that take part, as NAME=package.module:name, separated by commas. Each is called
     with the parameters, AdamW's class and its arguments; gradients are averaged by this project's bucketed wrapper."""
