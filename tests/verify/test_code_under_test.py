@@ -11,7 +11,6 @@ from cs336_systems.handed_over import implementations_in
 from cs336_systems.implementations import parse
 from cs336_systems.verify import cases
 from cs336_systems.verify.folder import LARGEST_FILE_MB, LARGEST_MB, commit_of, read_only_copy
-from cs336_systems.verify.launcher import Launcher
 from cs336_systems.verify.verdict import (
     CANNOT_BE_LOADED,
     CANNOT_RUN,
@@ -26,12 +25,6 @@ from cs336_systems.verify.verdict import (
 SDPA = "torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)"
 RIGHT_ATTENTION = f"import torch\ndef f(q, k, v, is_causal=False):\n    return {SDPA}"
 NOTHING = "def f(q, k, v, is_causal=False):\n    return q * 0\n"
-
-
-@pytest.fixture(scope="module")
-def launcher():
-    with Launcher() as found:
-        yield found
 
 
 @pytest.fixture
@@ -237,82 +230,16 @@ def test_a_package_may_have_any_name_and_lack_what_it_does_not_use(judged):
     assert "needs the package no_such_package, which is not installed, at theirs.py:3" in judged(used).reason
 
 
-ADAPTERS = """
-import torch
-def get_flashattention_autograd_function_pytorch():
-    from cs336_systems.flash import F
-    return F
-def get_flashattention_autograd_function_triton():
-    raise NotImplementedError
-def get_ddp_bucketed(module, bucket_size_mb):
-    from cs336_systems.flash import DDP
-    return DDP(module)
-def ddp_bucketed_on_train_batch_start(ddp_model, optimizer): ddp_model.began = True
-def ddp_bucketed_on_after_backward(ddp_model, optimizer): ddp_model.end()
-def get_fsdp(module, compute_dtype=None):
-    from cs336_basics.model import Linear
-    assert any(isinstance(layer, Linear) for layer in module.modules())
-    raise NotImplementedError("my FSDP is not done")
-"""
-FLASH = f"""
-import torch, torch.distributed as dist
-class F:
-    apply = staticmethod(lambda q, k, v, is_causal: {SDPA})
-F = type("F", (torch.autograd.Function,), {{"apply": F.apply}})
-class DDP(torch.nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-        for p in module.parameters(): dist.broadcast(p.data, 0)
-    def forward(self, *inputs): return self.module(*inputs)
-    def end(self):
-        assert self.began
-        for p in self.module.parameters():
-            if p.grad is not None: dist.all_reduce(p.grad); p.grad /= dist.get_world_size()
-"""
-BASICS = """
-import torch
-class Linear(torch.nn.Module):
-    def __init__(self, d_in, d_out):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.empty(d_out, d_in))
-    def forward(self, x): return x @ self.weight.T
-class Embedding(torch.nn.Module):
-    def __init__(self, rows, d):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.empty(rows, d))
-    def forward(self, ids): return self.weight[ids]
-"""
-
-
-def test_the_handouts_adapters_are_called_as_its_tests_call_them(tmp_path, launcher):
-    files = {
-        "tests/adapters.py": ADAPTERS,
-        "cs336_systems/flash.py": FLASH,
-        "cs336-basics/cs336_basics/model.py": BASICS,
-    }
-    files |= {
-        "cs336-basics/cs336_basics/__init__.py": "",
-        ".git/HEAD": "ref: refs/heads/main\n",
-        ".git/refs/heads/main": "a" * 40,
-    }
+def test_a_copy_of_a_folder_has_its_commit_and_no_links_and_stays_as_it_is(tmp_path):
+    files = {".git/HEAD": "ref: refs/heads/main\n", ".git/refs/heads/main": "a" * 40, "tests/adapters.py": ""}
     for path, text in files.items():
-        (tmp_path / "ada" / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "ada" / path).write_text(text)
-    (tmp_path / "ada/linked.py").symlink_to("/etc/passwd")
-    named = implementations_in(tmp_path / "ada/tests/adapters.py")
-    with read_only_copy(tmp_path / "ada") as copy:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    (tmp_path / "linked.py").symlink_to("/etc/passwd")
+    with read_only_copy(tmp_path) as copy:
         assert not (copy / "linked.py").exists()
         assert (copy / "tests/adapters.py").stat().st_mode & 0o222 == 0
-        verdicts = {each.name: verify(family, each, copy, tmp_path / "log", launcher) for family, each in named}
-    assert {name: found.verdict for name, found in verdicts.items()} == {
-        "adapter-pytorch": RIGHT,
-        "adapter-triton": UNSUPPORTED,
-        "adapter-bucketed": RIGHT,
-        "adapter-fsdp": UNSUPPORTED,
-    }
-    assert verdicts["adapter-fsdp"].reason == "my FSDP is not done"
-    assert commit_of(tmp_path / "ada") == "a" * 10
+    assert commit_of(tmp_path) == "a" * 10
 
 
 def test_links_and_large_folders_are_refused(tmp_path):

@@ -10,7 +10,6 @@ from cs336_systems.discovery import modules
 from cs336_systems.handed_over import implementations_in
 from cs336_systems.implementations import parse
 from cs336_systems.parallel.data_parallel import DataParallel
-from cs336_systems.verify.launcher import Launcher
 from cs336_systems.verify.verdict import CANNOT_RUN, RIGHT, WRONG, verify
 
 ROOT = Path(__file__).parents[2]
@@ -52,11 +51,10 @@ WRONG_IN = {
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory):
+def judged(tmp_path_factory, launcher):
     """Judge an implementation of this project's folder."""
     log = tmp_path_factory.mktemp("verify") / "log"
-    with Launcher() as launcher:
-        yield lambda family, own: verify(family, own, ROOT, Path(log), launcher)
+    return lambda family, own: verify(family, own, ROOT, Path(log), launcher)
 
 
 @pytest.mark.numeric

@@ -6,7 +6,6 @@ import pytest
 
 from cs336_systems.handed_over import handed_over, implementations_in
 from cs336_systems.verify.folder import read_only_copy
-from cs336_systems.verify.launcher import Launcher
 from cs336_systems.verify.verdict import CANNOT_BE_LOADED, CANNOT_RUN, RIGHT, UNSUPPORTED, verify
 from tests.samples import ROOT
 
@@ -163,16 +162,17 @@ SOLUTIONS = {
         {"adapter-optimizer": (RIGHT, "2 of 2 cases of the handout right; 11 of 11 cases beyond it")},
     ),
     "nothing yet": (
-        {"tests/adapters.py": OF_ATTENTION.format("raise NotImplementedError"), "cs336_systems/__init__.py": ""},
-        {"adapter-pytorch": (UNSUPPORTED, "not implemented, at tests/adapters.py:2")},
+        {
+            "tests/adapters.py": OF_ATTENTION.format("raise NotImplementedError")
+            + "def get_fsdp(module, compute_dtype=None): raise NotImplementedError('my FSDP is not done')\n",
+            "cs336_systems/__init__.py": "",
+        },
+        {
+            "adapter-pytorch": (UNSUPPORTED, "not implemented, at tests/adapters.py:2"),
+            "adapter-fsdp": (UNSUPPORTED, "^my FSDP is not done$"),
+        },
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def launcher():
-    with Launcher() as found:
-        yield found
 
 
 @pytest.mark.parametrize("kind", SOLUTIONS)

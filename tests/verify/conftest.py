@@ -1,0 +1,11 @@
+"""The process from which all ranks are forked."""
+
+import pytest
+
+from cs336_systems.verify.launcher import Launcher
+
+
+@pytest.fixture(scope="module")
+def launcher():
+    with Launcher() as found:
+        yield found
