@@ -11,6 +11,7 @@ from cs336_systems.experiments.base import make_cell
 from cs336_systems.experiments.data_parallel import PHASES
 from cs336_systems.experiments.registry import EXPERIMENTS
 from tests.samples import ROOT
+from tests.support.cheats_in_training import CHEATS
 from tests.support.ranks import on_all_ranks
 
 CELL = {
@@ -25,12 +26,13 @@ CELL = {
 OFF = r"not timed: after 3 steps \S+ is off from one process's by [\d.]+ of its way"
 OFF_AT_FULL_SIZE = r"not timed: its gradient of \S+ is off from the mean over the ranks by [\d.]+ of it"
 RIGHT = {
-    "data_parallel": ["DDP", "adapter-ddp", "emmys-ddp"],
-    "optimizer_sharding": ["ShardedOptimizer", "adapter-optimizer"],
-    "fsdp": ["FSDP", "MyFSDP", "adapter-fsdp"],
+    "data_parallel": ["DDP", "adapter-ddp", "emmys-ddp", "pytorchs-ddp", "Bucketed"],
+    "optimizer_sharding": ["ShardedOptimizer", "adapter-optimizer", "pytorchs-optimizer", "ours-sharded"],
+    "fsdp": ["FSDP", "MyFSDP", "adapter-fsdp", "pytorchs-fsdp", "ours-fsdp"],
 }
+"""Small ones, the examples', PyTorch's and this project's."""
 ADAPTERS, EMMYS = (f"{ROOT}/examples/{name}/tests.adapters" for name in ("my_systems", "class/emmy"))
-EXAMPLES = {
+PLACES = {
     "MyFSDP": "examples.my_systems.fsdp:FSDP",
     "EvenFSDP": "examples.my_systems.fsdp:EvenFSDP",
     "adapter-ddp": f"{ADAPTERS}:get_ddp",
@@ -39,11 +41,18 @@ EXAMPLES = {
     "emmys-ddp": f"{EMMYS}:get_ddp",
     "emmys-fsdp": f"{EMMYS}:get_fsdp",
     "emmys-nothing": f"{EMMYS}:get_nothing",
+    "pytorchs-ddp": "torch.nn.parallel:DistributedDataParallel",
+    "pytorchs-optimizer": "torch.distributed.optim:ZeroRedundancyOptimizer",
+    "pytorchs-fsdp": "tests.support.pytorchs:fsdp",
+    "Summing": "tests.support.wrong_wrappers:Summing",
+    "ours-sharded": "cs336_systems.parallel.sharded_optimizer:ShardedOptimizer",
+    "ours-fsdp": "cs336_systems.parallel.fsdp:FullyShardedDataParallel",
+    **{name: f"tests.support.cheats_in_training:{name}" for cheats in CHEATS.values() for name in cheats},
 }
 """Those that are not in `tests.support.own`."""
 WRONG = {
     "data_parallel": {
-        "SummingDDP": OFF,
+        "Summing": OFF,
         "ForgetfulDDP": OFF.replace(r"\S+", "token_embedding.weight"),
         "RoundingDDP": rf"{OFF}|{OFF_AT_FULL_SIZE}",
         "OverflowingDDP": OFF_AT_FULL_SIZE,
@@ -65,11 +74,11 @@ WRONG = {
 }
 
 
-def own_rows(experiment, device, names, **sizes):
+def own_rows(experiment, device, names, **changes):
     """The rows of some implementations, by name, which take part with the first contender of an experiment."""
     kind = EXPERIMENTS[experiment]
-    text = ",".join(f"{name}={EXAMPLES.get(name, f'tests.support.own:{name}')}" for name in names)
-    cell = make_cell(kind, CELL | {"implementation": text} | sizes)
+    text = ",".join(f"{name}={PLACES.get(name, f'tests.support.own:{name}')}" for name in names)
+    cell = make_cell(kind, CELL | {"implementation": text} | changes)
     torch.manual_seed(0)  # ranks begin alike, as in a launch
     with mock.patch.object(kind, "contenders", kind.contenders[:1]):
         rows = measure(cell, device)
@@ -78,26 +87,48 @@ def own_rows(experiment, device, names, **sizes):
     return {name: [row for row in rows if row.details.get(column) == name] for name in names}
 
 
+def assert_timed(rows):
+    measured = {row.metric: row for row in rows if row.status == "ok"}
+    assert {"step", *PHASES, "tokens"} - {"synchronization"} <= measured.keys(), [row.message for row in rows]
+    assert measured["step"].n == 4
+    assert measured["collectives"].mean > 0
+
+
+def assert_refused(found, reasons):
+    for name, rows in found.items():
+        assert [(row.metric, row.status) for row in rows] == [("step", "skipped")], name
+        assert re.fullmatch(reasons[name], rows[0].message), (name, rows[0].message)
+
+
 @pytest.mark.parametrize("experiment", RIGHT)
 @on_all_ranks
 def test_right_ones_are_timed_and_wrong_ones_refused(device, experiment):
     right, wrong = RIGHT[experiment], WRONG[experiment]
     found = own_rows(experiment, device, [*right, *wrong])
     for name in right:
-        measured = {row.metric: row for row in found.pop(name) if row.status == "ok"}
-        assert {"step", *PHASES, "tokens"} <= measured.keys()
-        assert measured["step"].n == 4
-        assert measured["collectives"].mean > 0
-    for name, rows in found.items():
-        assert [(row.metric, row.status) for row in rows] == [("step", "skipped")], name
-        assert re.fullmatch(wrong[name], rows[0].message), (name, rows[0].message)
+        assert_timed(found.pop(name))
+    assert_refused(found, wrong)
+
+
+@pytest.mark.parametrize("experiment", RIGHT)
+@on_all_ranks
+def test_right_ones_are_timed_in_bf16(device, experiment):
+    names = [name for name in RIGHT[experiment] if name != "FSDP"]  # which computes in fp32 only
+    for rows in own_rows(experiment, device, names, precision="bf16").values():
+        assert_timed(rows)
+
+
+@pytest.mark.parametrize("experiment", CHEATS)
+@on_all_ranks
+def test_what_does_less_while_it_is_timed_gets_no_time(device, experiment):
+    cheats = {name: f"not timed: (?:{why})" for name, why in CHEATS[experiment].items()}
+    assert_refused(own_rows(experiment, device, cheats, rounds=1), cheats)
 
 
 @on_all_ranks
 def test_rows_may_have_to_be_divided_by_ranks(device):
     even = {"size": "even:d_model=24,d_ff=36,num_layers=1,num_heads=3", "vocab_size": 100}
-    found = own_rows("fsdp", device, ["DividingFSDP"], **even)["DividingFSDP"]
-    assert "step" in {row.metric for row in found if row.status == "ok"}, [row.message for row in found]
+    assert_timed(own_rows("fsdp", device, ["DividingFSDP"], **even)["DividingFSDP"])
     [refused] = own_rows("fsdp", device, ["DividingFSDP"])["DividingFSDP"]
     assert refused.message.startswith("not timed: it raises AssertionError")
 

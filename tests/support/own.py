@@ -3,20 +3,10 @@
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from cs336_systems.parallel.data_parallel import BucketedDataParallel
 from examples.my_systems.ddp import DDP
 from examples.my_systems.sharded_optimizer import ShardedOptimizer
-
-
-class SummingDDP(DDP):
-    """Does not divide."""
-
-    def finish_gradient_synchronization(self):
-        for work, _ in self.handles:
-            work.wait()
-        self.handles.clear()
 
 
 class ForgetfulDDP(DDP):
@@ -137,14 +127,6 @@ class ShapelessFSDP(FSDP):
         for name, weight in super().gather_full_params().items():
             self.whole[name].data = weight
         return self.hidden[0](*inputs)
-
-
-def fully_sharded(module, compute_dtype=None):
-    """PyTorch's FSDP, by block."""
-    policy = MixedPrecisionPolicy(param_dtype=compute_dtype)
-    for block in module.blocks:
-        fully_shard(block, mp_policy=policy)
-    return fully_shard(module, mp_policy=policy)
 
 
 class Bucketed(BucketedDataParallel):
