@@ -7,8 +7,6 @@ It exits with status 2 and one sentence if the class cannot.
 
 import inspect
 import sys
-from collections.abc import Callable
-from typing import Any
 
 from cs336_systems.implementations import LOADED
 from cs336_systems.model import load_model_class
@@ -17,19 +15,18 @@ ARGUMENTS = ("vocab_size", "context_length", "d_model", "num_layers", "num_heads
 """Keyword arguments with which every model is called."""
 
 
-def check_model(model: str, attention: str = "plain", *, load: Callable[[str], Any] = load_model_class) -> None:
+def check_model(model: str, attention: str = "plain") -> None:
     """Check that a model class can be loaded, and accepts the arguments of TransformerLM.
 
     Args:
         model: package.module:Class.
         attention: which attention is asked of it; only for others than plain it has an argument.
-        load: gives the class, or raises.
 
     Raises:
         ValueError: it cannot, or does not, in one sentence.
     """
     try:
-        found = load(model)
+        found = load_model_class(model)
     except ValueError:
         raise
     except BaseException as error:  # whatever a module of anybody's raises

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from types import GenericAlias
@@ -33,6 +33,7 @@ from cs336_systems.implementations import WHO, family_of, own_implementations
 from cs336_systems.implementations import check as check_implementation
 from cs336_systems.lifeline import end_with_the_run
 from cs336_systems.measure.memory import is_out_of_memory
+from cs336_systems.model_check import check_model
 from cs336_systems.parallel.process_group import Rank, current_rank, process_group
 from cs336_systems.record import provenance
 from cs336_systems.record.machine import detect
@@ -59,13 +60,12 @@ class JobOptions:
 
 
 @record  # torchrun then reports the error of the rank that died first.
-def main(experiment: type[E], measure: Measure[E], check: Callable[[E], object] = lambda cell: None) -> None:
+def main(experiment: type[E], measure: Measure[E]) -> None:
     """Parse the command line, measure all its cells, and write or print their rows.
 
     Args:
         experiment: parameters of a cell.
         measure: measures one cell.
-        check: raises ValueError for a cell that asks for something that does not exist, before any is measured.
 
     Exits with status 2 and one sentence on bad input. A bug in `measure` raises, and no file is written.
     """
@@ -82,7 +82,6 @@ def main(experiment: type[E], measure: Measure[E], check: Callable[[E], object] 
             machine = resolve_device(options.device)
             for cell in cells:
                 check_processes(cell, rank)
-                check(cell)
                 check_own(cell)
             device = device_of_rank(cells, machine, rank)
             if options.output and rank.number == 0:
@@ -116,11 +115,13 @@ def main(experiment: type[E], measure: Measure[E], check: Callable[[E], object] 
 
 
 def check_own(cell: Experiment) -> None:
-    """Check that a user's own implementations can be loaded and called.
+    """Check that a user's own model and implementations can be loaded and called.
 
     Raises:
         ValueError: one cannot be, in one sentence.
     """
+    if model := getattr(cell, "model", None):
+        check_model(model, getattr(cell, "attention", "plain"))
     for own in own_implementations(cell):
         check_implementation(family_of(cell.name), own)
 

@@ -11,7 +11,7 @@ from cs336_systems.measure.device_busy import device_busy
 from cs336_systems.measure.dtypes import dtype_name
 from cs336_systems.measure.memory import allocations_since, device_allocations, peak_memory, reset_peak
 from cs336_systems.measure.timing import Stopwatch, time_phases
-from cs336_systems.model import build_model, load_model_class
+from cs336_systems.model import build_model
 from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
 from cs336_systems.training_step import TrainingStep
@@ -70,6 +70,5 @@ def compiled_graphs() -> int:
 
 if __name__ == "__main__":
     from cs336_systems.benchmarks.command_line import main
-    from cs336_systems.model_check import check_model
 
-    main(EndToEnd, measure, check=lambda cell: check_model(cell.model, cell.attention, load=load_model_class))
+    main(EndToEnd, measure)

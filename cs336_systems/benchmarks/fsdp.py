@@ -8,7 +8,5 @@ from cs336_systems.experiments.fsdp import FullyShardedTraining
 
 if __name__ == "__main__":
     from cs336_systems.benchmarks.command_line import main
-    from cs336_systems.model import load_model_class
-    from cs336_systems.model_check import check_model
 
-    main(FullyShardedTraining, measure, check=lambda cell: check_model(cell.model, load=load_model_class))
+    main(FullyShardedTraining, measure)

@@ -19,7 +19,6 @@ from cs336_systems.measure.intervals import covered
 from cs336_systems.measure.kernel_names import categorize, short_name
 from cs336_systems.measure.kernel_profile import recorded_events, recording, run_steps
 from cs336_systems.measure.trace import Kernel, Trace, attribute
-from cs336_systems.model import load_model_class
 from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.training_step import TrainingStep
 
@@ -107,6 +106,5 @@ def unattributed(kernels: Sequence[Kernel]) -> float:
 
 if __name__ == "__main__":
     from cs336_systems.benchmarks.command_line import main
-    from cs336_systems.model_check import check_model
 
-    main(KernelProfile, measure, check=lambda cell: check_model(cell.model, cell.attention, load=load_model_class))
+    main(KernelProfile, measure)

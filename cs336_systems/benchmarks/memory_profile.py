@@ -17,7 +17,6 @@ from cs336_systems.experiments.memory_profile import MemoryProfile
 from cs336_systems.measure.memory_history import code_at, owners_of_training, record_step, require_history
 from cs336_systems.measure.memory_recording import Recording
 from cs336_systems.measure.memory_timeline import FORWARD, Timeline, largest_groups, replay, sample_positions
-from cs336_systems.model import load_model_class
 from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
 from cs336_systems.training_step import TrainingStep
@@ -127,6 +126,5 @@ def residual_rows(timeline: Timeline, size: int) -> Iterator[Measurement]:
 
 if __name__ == "__main__":
     from cs336_systems.benchmarks.command_line import main
-    from cs336_systems.model_check import check_model
 
-    main(MemoryProfile, measure, check=lambda cell: check_model(cell.model, cell.attention, load=load_model_class))
+    main(MemoryProfile, measure)
