@@ -179,13 +179,8 @@ def read_jobs(experiment: type[Experiment], paths: Iterable[Path], machine: str 
     return rows
 
 
-def write_table(path: Path, experiment: type[Experiment], rows: Sequence[Row]) -> None:
-    """Write the rows of several jobs as one CSV that is either absent or complete."""
-    _write_atomically(path, _to_csv(path, experiment, rows))
-
-
 def read_table(experiment: type[Experiment], path: Path) -> list[Row]:
-    """Read the rows that `write_table` wrote; raises as `read_jobs` does."""
+    """Read a table of the rows of several jobs; raises as `read_jobs` does."""
     return [row for _, row in _read(experiment, path)]
 
 

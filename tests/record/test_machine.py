@@ -3,43 +3,17 @@
 import os
 
 import psutil
-import pynvml
 import pytest
 import torch
 
 from cs336_systems.record.machine import Machine, detect, machine_label
+from tests.workflow.stand_ins import pynvml
 
 
-class TwoGpus:
-    """The driver of a machine with two GPUs, as far as `detect` asks it."""
-
-    NVMLError = pynvml.NVMLError
-    NAMES = ("NVIDIA A10", "NVIDIA H200")
-
-    def nvmlInit(self): ...
-
-    def nvmlShutdown(self): ...
-
-    def nvmlDeviceGetCount(self):
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return index
-
-    def nvmlDeviceGetUUID(self, handle):
-        return ("GPU-aaaa", "GPU-bbbb")[handle]
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        raise self.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-
-    def nvmlDeviceGetName(self, handle):
-        return self.NAMES[handle]
-
-    def nvmlDeviceGetMemoryInfo(self, handle):
-        return type("Memory", (), {"total": 100 + handle})
-
-    def nvmlSystemGetDriverVersion(self):
-        return "580.1"
+@pytest.fixture
+def two_gpus(monkeypatch):
+    monkeypatch.setattr("cs336_systems.record.machine.pynvml", pynvml)
+    monkeypatch.setenv("STAND_IN_GPUS", "NVIDIA A10,NVIDIA H200")
 
 
 @pytest.mark.parametrize(
@@ -57,8 +31,7 @@ def test_label_is_a_folder_name(gpu, label):
 
 
 @pytest.mark.parametrize("visible", ["", " ", "-1"])
-def test_without_visible_gpus_the_machine_is_its_processor(monkeypatch, visible):
-    monkeypatch.setattr("cs336_systems.record.machine.pynvml", TwoGpus())
+def test_without_visible_gpus_the_machine_is_its_processor(monkeypatch, two_gpus, visible):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     machine = detect()
     assert (machine.gpus, machine.gpu_memory, machine.driver, machine.label) == ((), 0, "", "cpu")
@@ -66,32 +39,30 @@ def test_without_visible_gpus_the_machine_is_its_processor(monkeypatch, visible)
 
 
 @pytest.mark.parametrize(
-    ("visible", "gpus", "memory"),
+    ("visible", "gpus", "first"),
     [
-        (None, ("NVIDIA A10", "NVIDIA H200"), 100),
-        ("0", ("NVIDIA A10",), 100),
-        ("1", ("NVIDIA H200",), 101),
-        ("1,0", ("NVIDIA H200", "NVIDIA A10"), 101),
-        ("GPU-bbbb", ("NVIDIA H200",), 101),
-        ("GPU-b", ("NVIDIA H200",), 101),
-        ("1,²", ("NVIDIA H200",), 101),
+        (None, ("NVIDIA A10", "NVIDIA H200"), 0),
+        ("0", ("NVIDIA A10",), 0),
+        ("1", ("NVIDIA H200",), 1),
+        ("1,0", ("NVIDIA H200", "NVIDIA A10"), 1),
+        ("GPU-100000", ("NVIDIA H200",), 1),
+        ("GPU-1", ("NVIDIA H200",), 1),
+        ("1,²", ("NVIDIA H200",), 1),
     ],
 )
-def test_visible_gpus_are_those_of_the_environment_in_its_order(monkeypatch, visible, gpus, memory):
-    monkeypatch.setattr("cs336_systems.record.machine.pynvml", TwoGpus())
+def test_visible_gpus_are_those_of_the_environment_in_its_order(monkeypatch, two_gpus, visible, gpus, first):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     machine = detect()
-    assert (machine.gpus, machine.gpu_memory, machine.driver) == (gpus, memory, "580.1")
+    assert (machine.gpus, machine.gpu_memory, machine.driver) == (gpus, 141 * 2**30 + first, "580.1")
     assert machine.name == gpus[0]
 
 
-@pytest.mark.parametrize("unknown", ["GPU-cccc", "GPU-", "MIG-1"])
-def test_a_uuid_that_no_gpu_has_is_named(monkeypatch, unknown):
-    monkeypatch.setattr("cs336_systems.record.machine.pynvml", TwoGpus())
+@pytest.mark.parametrize("unknown", ["GPU-2", "GPU-", "MIG-1"])
+def test_a_uuid_that_no_gpu_has_is_named(monkeypatch, two_gpus, unknown):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"0,{unknown}")
-    with pytest.raises(ValueError, match=f"names '{unknown}'; allowed: an index, or one of GPU-aaaa, GPU-bbbb"):
+    with pytest.raises(ValueError, match=f"names '{unknown}'; allowed: an index, or one of GPU-000000, GPU-100000"):
         detect()
 
 

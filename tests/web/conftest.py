@@ -11,9 +11,9 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import make_plan, plan_to_json
-from cs336_systems.record.rows import write_table
 from scripts.rendering import style
 from scripts.rendering.markup import Table, escape, string
+from scripts.stages.tables import write as write_table
 from scripts.stages.web import write
 from tests.samples import config, planned_rows
 
@@ -84,7 +84,7 @@ def make_page(folder, charts, *, measured=MEASURED, reference=None, machine="cpu
     tables = {name: folder / f"{name}.csv" for name in EXPERIMENTS}
     rows = {name: planned_rows(name, "smoke") if name in measured else [] for name in EXPERIMENTS}
     for name, path in tables.items():
-        write_table(path, EXPERIMENTS[name], rows[name])
+        write_table(name, rows[name], str(path))
         path.write_text(path.read_text(encoding="utf-8").replace("AMD EPYC", HTML).replace(",tiled,", f",{HTML},"))
     made_up = planned_rows("end_to_end", "smoke")
     medians = ([row.median for row in made_up if row.metric == metric][:10] for metric in ("step", "build"))

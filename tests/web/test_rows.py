@@ -2,11 +2,10 @@
 
 import json
 
-from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import make_plan
 from cs336_systems.record.measurement import WHOLE_CELL, Measurement
-from cs336_systems.record.rows import write_table
 from scripts.rendering.rows import rows_json, text
+from scripts.stages.tables import write
 from tests.samples import config, planned_cells, rows_of
 
 OOM = Measurement(metric=WHOLE_CELL, status="oom", message="out of memory")
@@ -16,7 +15,7 @@ def test_each_row_has_its_numbers_and_the_command_that_measures_it(tmp_path):
     plan = make_plan(config(machine="cpu"))
     cells = planned_cells("flash", "smoke")
     rows = rows_of(cells, on_gpu=False, lost=lambda cell: OOM if cell == cells[0] else None)
-    write_table(tmp_path / "flash.csv", EXPERIMENTS["flash"], rows)
+    write("flash", rows, str(tmp_path / "flash.csv"))
     entry = json.loads(rows_json(plan, {"flash": tmp_path / "flash.csv"}, {}))["flash"]
     columns = entry["columns"]
     names = ["sequence", "implementation", "metric", "median", "samples", "status"]

@@ -118,7 +118,7 @@ def environment(folder: Path, gpus: int = 0) -> dict[str, str]:
     variables = {"CUDA_VISIBLE_DEVICES": ""}
     if gpus:
         path.insert(0, str(STAND_INS))
-        variables = {"STAND_IN_GPUS": str(gpus)}
+        variables = {"STAND_IN_GPUS": ",".join(["NVIDIA H200"] * gpus)}
     own = ("CUDA_VISIBLE_DEVICES", "PYTEST_XDIST_WORKER")  # with which tests in the folder would share others' files
     inherited = {key: value for key, value in os.environ.items() if key not in own}
     return {**inherited, **variables, "PYTHONPATH": os.pathsep.join(path)}

@@ -1,4 +1,4 @@
-"""The driver of a machine with STAND_IN_GPUS H200s, as far as the project asks it before anything is measured."""
+"""The driver of a machine with the GPUs that STAND_IN_GPUS names, as far as it is asked before anything is measured."""
 
 import os
 
@@ -13,8 +13,12 @@ def nvmlInit(): ...
 def nvmlShutdown(): ...
 
 
+def names():
+    return os.environ["STAND_IN_GPUS"].split(",")
+
+
 def nvmlDeviceGetCount():
-    return int(os.environ["STAND_IN_GPUS"])
+    return len(names())
 
 
 def nvmlDeviceGetHandleByIndex(index):
@@ -30,11 +34,11 @@ def nvmlDeviceGetHandleByUUID(uuid):
 
 
 def nvmlDeviceGetName(handle):
-    return "NVIDIA H200"
+    return names()[handle]
 
 
 def nvmlDeviceGetMemoryInfo(handle):
-    return type("Memory", (), {"total": 141 * 2**30})
+    return type("Memory", (), {"total": 141 * 2**30 + handle})
 
 
 def nvmlSystemGetDriverVersion():
