@@ -1,15 +1,23 @@
 """PyTorch's caching allocator of GPU memory, without a GPU: its blocks, and which one a tensor gets.
 
-Requests are rounded up to 512 bytes, and a free block is used whole if too little of it would remain. Rules of
-c10/cuda/CUDACachingAllocator.cpp with default settings, on one stream.
+A request of more than 1 MiB is served from a segment of 20 MiB, or of its size rounded up to 2 MiB if that is 10 MiB or
+more; what is left of a free block is split off if it is more than 1 MiB, and otherwise given away with it. Smaller
+requests are rounded up to 512 bytes. Rules of c10/cuda/CUDACachingAllocator.cpp (kSmallSize, kMinLargeAlloc,
+kRoundLarge) with default settings, on one stream.
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
-from cs336_systems.accounting.allocator_rounding import LARGE, ROUND_LARGE, ROUND_SMALL, SEGMENT, SMALL
 from cs336_systems.accounting.units import MIB
 
+SMALL = MIB
+LARGE = 10 * MIB
+SEGMENT = 20 * MIB
+ROUND_LARGE = 2 * MIB
+ROUND_SMALL = 512
 SMALL_SEGMENT = 2 * MIB
 """Size of a segment of the pool for small requests; those of the other pool are larger."""
 
@@ -124,3 +132,16 @@ class CachingAllocator(Blocks):
         block = self.add_segment(self.reserved, SMALL_SEGMENT if small else size)
         self.reserved += block.size
         return block
+
+
+@cache
+def fresh_excess(sizes: Sequence[int]) -> int:
+    """Bytes by which tensors that are allocated one after another from new segments exceed what they ask for.
+
+    >>> fresh_excess((25 * MIB,)) // MIB
+    1
+    """
+    allocator = CachingAllocator()
+    for size in sizes:
+        allocator.allocate(size)
+    return allocator.allocated - sum(sizes)

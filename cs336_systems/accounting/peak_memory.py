@@ -7,13 +7,13 @@ what the allocator rounds up come on top.
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache
 
 from cs336_systems.accounting import kept_activations as kept
-from cs336_systems.accounting.allocator_rounding import LARGE, fresh_excess, reused_excess
 from cs336_systems.accounting.bucketed_bytes import bucketed_bytes
+from cs336_systems.accounting.caching_allocator import LARGE, SMALL, fresh_excess
 from cs336_systems.accounting.fsdp import FullySharded
 from cs336_systems.accounting.setting import Setting
 from cs336_systems.accounting.transformer import parameter_tensors, weight_sizes
@@ -24,6 +24,8 @@ WORKSPACE = 32 * MIB
 """cuBLAS's workspace of one thread and stream on Hopper and Blackwell; 8 MiB before (torch.backends.cuda)."""
 UPDATES_IN_FLIGHT = 512 * MIB
 """Gradients whose updates may be pending under the backward pass (`cs336_systems.training.under_backward`)."""
+REUSED = MIB // 5
+"""Mean excess of a tensor above 1 MiB that is carved out of what other tensors have left: of recorded steps."""
 UNITS_IN_FLIGHT = 3
 """Units whose gradients are on their way or incomplete in ZeRO-2."""
 
@@ -122,8 +124,8 @@ def rounding(setting: Setting, most: Use) -> int:
     """
     shards = setting.ranks if setting.scheme == "FSDP" else 1
 
-    def sizes_of(each: int) -> list[int]:
-        return [size // shards for size in weight_sizes(setting.shape, setting.vocab_size, each)]
+    def sizes_of(each: int) -> tuple[int, ...]:
+        return tuple(size // shards for size in weight_sizes(setting.shape, setting.vocab_size, each))
 
     excess = fresh_excess(sizes_of(setting.weight_bytes))
     if setting.precision == "autocast" and most.weight_copies and setting.scheme != "FSDP":
@@ -138,6 +140,11 @@ def rounding(setting: Setting, most: Use) -> int:
     numbers = sizes_of(FP32_BYTES)
     each = fresh * fresh_excess(numbers) + (1 - fresh) * reused_excess(numbers)
     return round(excess + persistent * each)
+
+
+def reused_excess(sizes: Iterable[int]) -> int:
+    """Mean excess of tensors that fit into what others have left, bytes."""
+    return REUSED * sum(size > SMALL for size in sizes)
 
 
 def _state(setting: Setting) -> dict[str, int]:
