@@ -24,12 +24,11 @@ from cs336_systems.plan import make_plan, other_models, plan_to_json
 from cs336_systems.record.revisions import present
 from cs336_systems.record.source import source_digest
 from cs336_systems.run.ending import ending
-from cs336_systems.run.failure import describe_end, full_disks, places
+from cs336_systems.run.failure import describe_end, full_disks, places, printable
 from cs336_systems.run.forecast import forecast
 from cs336_systems.run.lock import clear_after_dead_owner, note_owner
 from cs336_systems.run.progress import ProgressMonitor
 from cs336_systems.run.warm import WARM
-from scripts.tools.log import printable
 from snakemake.exceptions import WorkflowError
 from snakemake.settings.enums import Quietness
 from snakemake.utils import update_config
