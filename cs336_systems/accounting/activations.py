@@ -8,13 +8,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from cs336_systems.accounting.notation import describe_tensor
 from cs336_systems.accounting.transformer import block_parameters, residual_bytes
 from cs336_systems.accounting.units import BYTES, FP32_BYTES
 from cs336_systems.sizes import ModelShape
 
 DTYPE = {"fp32": "float32", "bf16": "bfloat16"}
 DTYPE_BYTES = {"float32": FP32_BYTES, "bfloat16": BYTES["bf16"], "bool": 1}
+
+
+def describe_tensor(dtype: str, shape: tuple[int, ...]) -> str:
+    """Format a tensor's dtype and shape.
+
+    >>> describe_tensor("float32", (4, 128))
+    'float32 4×128'
+    """
+    return f"{dtype} {'×'.join(map(str, shape))}"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 Each of N ranks keeps 1/N of every matrix, of its gradient and of AdamW's two moments, in fp32, and all of the norms'
 weights (ZeRO stage 3, Rajbhandari et al. 2020). A unit, one layer or one block, is gathered before it is used, while at
-most two others that come next are on their way. Collectives are those of `collectives`.
+most two others that come next are on their way. Collectives are a ring's, of which bytes alone are counted: no latency
+per message, and links that do not disturb each other (Patarasuk & Yuan 2009).
 """
 
 import math
@@ -10,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cs336_systems.accounting.accelerators import Accelerator
-from cs336_systems.accounting.collectives import all_gather_seconds
 from cs336_systems.accounting.transformer import parameter_tensors, parameters
 from cs336_systems.accounting.units import BYTES, FP32_BYTES
 from cs336_systems.limits import AHEAD, REDUCTIONS
@@ -52,6 +52,14 @@ def block_matrices(shape: ModelShape) -> Iterator[Matrix]:
     yield Matrix("gate", shape.d_ff, shape.d_model)
     yield Matrix("up", shape.d_ff, shape.d_model)
     yield Matrix("down", shape.d_model, shape.d_ff)
+
+
+def all_gather_seconds(size: float, devices: int, bandwidth: float) -> float:
+    """From a shard of size/N bytes on each device to the whole tensor on all of them, at W bytes/s.
+
+    In each of N - 1 steps a device passes on the shard that it received in the step before: (N - 1)/N · S/W.
+    """
+    return (devices - 1) / devices * size / bandwidth
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 The layer is SwiGLU's (y = (f(x W₁) ∘ x W₂) W₃, three matrices) or has two matrices (y = f(x W₁) W₂); the elementwise
 functions are not counted. Numbers take two bytes. Compute and communication overlap, so that a strategy is limited by
-the longer of the two. Collectives are those of `collectives`. Sources: Rajbhandari et al. 2020 (ZeRO) and Shoeybi et
+the longer of the two. Collectives are a ring's, as in `fsdp`. Sources: Rajbhandari et al. 2020 (ZeRO) and Shoeybi et
 al. 2019 (tensor parallelism) for the strategies, Austin et al. 2025 ("How to Scale Your Model", chapter 5) for the
 comparison of times.
 """

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from cs336_systems.accounting.notation import describe_tensor
+from cs336_systems.accounting.activations import describe_tensor
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.block_memory import BlockMemory
 from cs336_systems.measure.memory import allocated, in_use

@@ -6,8 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from cs336_systems.accounting.activations import BlockActivations
-from cs336_systems.accounting.notation import describe_tensor
+from cs336_systems.accounting.activations import BlockActivations, describe_tensor
 from cs336_systems.accounting.peak_memory import moments, saved_for_backward
 from cs336_systems.accounting.setting import PRECISIONS, Setting
 from cs336_systems.measure.saved_tensors import record_saved

@@ -31,7 +31,6 @@ from cs336_systems.experiments.data_parallel import CONTENDERS, PHASE_STEPS, PHA
 from cs336_systems.measure.memory import Unavailable, is_out_of_memory
 from cs336_systems.measure.timing import no_garbage_collection
 from cs336_systems.parallel.data_parallel import NaiveDataParallel
-from tests.support.own import OverflowingDDP
 from tests.support.ranks import on_all_ranks
 
 ODD = "odd:d_model=24,d_ff=37,num_layers=3,num_heads=3"
@@ -204,13 +203,12 @@ def frozen(model, contender, cell, *, lr, **hyperparameters):
     return NaiveDataParallel(model), AdamW(model.parameters(), lr=lr if lr > 1e-3 else 0.0, **hyperparameters)
 
 
-apart, overflowing = partial(builders.whole, wrap=Apart), partial(builders.whole, wrap=OverflowingDDP)
+apart = partial(builders.whole, wrap=Apart)
 
 
 @pytest.mark.parametrize(
     ("wrap", "why"),
     [
-        ("overflowing", r"^its gradient of \S+ is off from the mean over the ranks by"),
         ("apart", "ranks begin with different weights"),
         ("frozen", "it leaves weights as they are"),
     ],
