@@ -19,14 +19,7 @@ from cs336_systems.implementations import FAMILIES, Implementation
 from cs336_systems.verify import verdict as judging
 from cs336_systems.verify.folder import commit_of, read_only_copy
 from cs336_systems.verify.launcher import Launcher
-from cs336_systems.verify.verdict import (
-    CANNOT_BE_LOADED,
-    LIMIT_S,
-    NOT_THERE,
-    RIGHT,
-    UNSUPPORTED,
-    Verdict,
-)
+from cs336_systems.verify.verdict import CANNOT_BE_LOADED, LIMIT_S, NOT_THERE, RIGHT, UNSUPPORTED, Verdict
 
 ROOT = Path(__file__).parents[1]
 WRITING = threading.Lock()

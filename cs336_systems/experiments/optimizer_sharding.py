@@ -5,25 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
-from cs336_systems.accounting.contenders import (
-    PASSES,
-    UPDATE,
-    broadcasts,
-    by_owners,
-    ddp,
-    in_buckets,
-    together,
-)
+from cs336_systems.accounting.contenders import PASSES, UPDATE, broadcasts, by_owners, ddp, in_buckets, together
 from cs336_systems.accounting.setting import Scheme
 from cs336_systems.experiments.contender import VARIATION_MB, Declared, names_of
-from cs336_systems.experiments.data_parallel import (
-    BUILDERS,
-    DDP_MB,
-    PARTS,
-    WORK,
-    TrainingOnRanks,
-    own_next_to,
-)
+from cs336_systems.experiments.data_parallel import BUILDERS, DDP_MB, PARTS, WORK, TrainingOnRanks, own_next_to
 
 HELD = ("parameters", "gradients", "optimizer_state")
 """Categories in which a rank's memory is counted, tensor by tensor."""

@@ -6,13 +6,7 @@ import pytest
 import torch
 
 from cs336_systems.attention import chip, flash_attention, gpu_attention, plain_attention
-from tests.attention.test_attention import (
-    excess,
-    flash_results,
-    function_results,
-    make_inputs,
-    plain_results,
-)
+from tests.attention.test_attention import excess, flash_results, function_results, make_inputs, plain_results
 
 pytestmark = pytest.mark.gpu
 

@@ -7,12 +7,7 @@ from cs336_systems.attention.launcher import ensure_described
 from cs336_systems.attention.operators import empty_output
 from cs336_systems.model import RotaryEmbedding
 from cs336_systems.training.rope import rotate_qkv
-from tests.training.interpreted import (
-    INTERPRETED,
-    assert_close,
-    rounding,
-    uses_kernel,
-)
+from tests.training.interpreted import INTERPRETED, assert_close, rounding, uses_kernel
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

@@ -9,9 +9,7 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from cs336_systems.attention import flash_attention
 from cs336_systems.parallel import BucketedDataParallel, FullyShardedDataParallel
 from cs336_systems.training import fuse, linear_cross_entropy
-from cs336_systems.training.fused_model import (
-    FusedTransformerBlock,
-)
+from cs336_systems.training.fused_model import FusedTransformerBlock
 from tests.support.ranks import on_all_ranks
 from tests.training.test_fused_model import build, loss_of, make_batch
 from tests.verify.training import finish
