@@ -62,16 +62,22 @@ def profile_rows(profile: Profile, details: Mapping[str, str], *, apart: Sequenc
     return rows
 
 
-def profile_step(phases: Mapping[str, Callable[[], None]], device: torch.device) -> Profile:
-    """Profile one more step on a CUDA device. All ranks run it with the profiler, so that none waits for the others."""
+def profile_step(phases: Mapping[str, Callable[[], None]], device: torch.device, steps: int = 1) -> Profile:
+    """Profile some more steps on a CUDA device, and return the profile of the one with the median duration.
+
+    All ranks run them with the profiler, so that none waits for the others.
+    """
+    spans = []
     with profiling(device, operators=False) as watching:
-        dist.barrier()
-        synchronize(device)
-        start = time.time_ns()
-        for phase in phases.values():
-            phase()
-        synchronize(device)
-        end = time.time_ns()
+        for _ in range(steps):
+            dist.barrier()
+            synchronize(device)
+            start = time.time_ns()
+            for phase in phases.values():
+                phase()
+            synchronize(device)
+            spans.append((start, time.time_ns()))
+    start, end = sorted(spans, key=lambda span: span[1] - span[0])[steps // 2]
     results = watching.profiler.kineto_results if watching.profiler else None
     assert results is not None, "the profile has ended"
     during = [event for event in results.events() if start < event.end_ns() <= end]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from cs336_systems.accounting.contenders import gradients
 from cs336_systems.accounting.units import MIB
@@ -65,6 +66,8 @@ SLACK = 1.05
 """Factor for libraries' workspaces and the allocator's fragmentation."""
 STEPS_BEFORE_CHECK = 2
 """Steps before the check: PyTorch's wrapper rebuilds its buckets in its second step."""
+PROFILED_STEPS = 3
+"""Steps that are profiled, of which the one with the median duration counts."""
 LEARNING_RATE = 1e-6
 """Learning rate so small that hundreds of steps on one batch hardly change the size of weights and gradients."""
 ALONE = Declared(name=BASELINE, title="no communication", builder=f"{BUILDERS}.data_parallel:alone", scheme="alone")
@@ -225,6 +228,7 @@ class Trial:
         """
         details, metrics = self.details(contender), self.cell.metrics
         free_memory(self.device)
+        dist.barrier()  # PyTorch lets go of the buffers of ended collectives when the next one is called.
         base = in_use(self.device)
         training = self._start(contender, from_scratch="held" in metrics)
         rows = memory_rows(training, self.device, base, details) if "held" in metrics else []
@@ -256,7 +260,7 @@ class Trial:
         """Make rows of a GPU's work in a timed step, of the host's, and of gathering weights."""
         metrics = self.cell.metrics
         phases = self._as_timed(training)
-        profile = profile_step(phases, self.device)
+        profile = profile_step(phases, self.device, PROFILED_STEPS)
         gathers = "gather_begins" in metrics
         yield from profile_rows(profile, details, apart=(ALL_GATHER, REDUCE_SCATTER) if gathers else ())
         if "host" in metrics:
