@@ -114,7 +114,6 @@ CONTENDERS = (
         about="the same, its tiles chosen by timing them",
         builder=f"{_BUILDERS}:flex",
         foreign=True,
-        tried=True,
         devices=("cuda",),
         kernel="flex_attention",
         compiler_mode="max-autotune-no-cudagraphs",  # no other implementation is replayed from CUDA graphs

@@ -6,6 +6,7 @@ from pathlib import Path
 from pandas import DataFrame, Series
 
 from cs336_systems.compare.speed import SAME, UNDECIDED
+from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from scripts.answers.fsdp import against_pytorch
 from scripts.docs.markdown import table, with_table
@@ -22,7 +23,7 @@ from scripts.views.verdicts import against
 RECORDED = Path("recorded/nvidia-h200/raw")
 COMPARED = ("this project", "faster than")
 """Titles of the columns of numbers."""
-PYTORCH_ATTENTION = ["sdpa_flash", "sdpa_cudnn", "flex"]
+PYTORCH_ATTENTION = [each.name for each in Flash.contenders if each.foreign and not each.package]
 RUNGS = {"autocast": "bf16 autocast, eager", "compiled": "bf16 weights, blocks compiled"}
 
 
