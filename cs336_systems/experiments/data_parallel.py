@@ -40,6 +40,8 @@ BUCKETS_MB = (1, 10, 100, 1000)
 DDP_MB = 25
 """PyTorch's default; its sizes are MiB."""
 DDP_VIEW_MB = (25, 100, 400)
+DDP_CHANNELS = 8
+"""NCCL's channels, of which each occupies an SM, in the contender that limits them."""
 PEER_MB = (100, 400)
 
 
@@ -56,6 +58,20 @@ def _in_buckets(name: str, title: str, megabytes: int, **traits: Any) -> Declare
     """Declare a wrapper with buckets."""
     common = {"bucket_mb": megabytes, "sends": in_buckets(megabytes), "copies": 1}
     return _ours(name, title, **common | traits)
+
+
+def _tuned_ddp(name: str, title: str, mebibytes: int) -> Declared:
+    """Declare DistributedDataParallel with other options than its defaults."""
+    return Declared(
+        name=name,
+        title=title,
+        builder=f"{BUILDERS}.pytorch:{name}",
+        scheme="data parallel",
+        bucket_mb=mebibytes,
+        foreign=True,
+        sends=ddp(mebibytes, broadcasts=False),
+        copies=1,
+    )
 
 
 _varied = partial(_in_buckets, megabytes=VARIATION_MB, tried=True)
@@ -78,19 +94,9 @@ CONTENDERS = (
         sends=ddp(DDP_MB, broadcasts=True),
         copies=2,
     ),
-    *(
-        Declared(
-            name="ddp_view",
-            title="PyTorch's, view",
-            builder=f"{BUILDERS}.pytorch:ddp_view",
-            scheme="data parallel",
-            bucket_mb=mb,
-            foreign=True,
-            sends=ddp(mb, broadcasts=False),
-            copies=1,
-        )
-        for mb in DDP_VIEW_MB
-    ),
+    # At its best: a static graph, gradients that are views of the buckets, and no broadcasts of buffers.
+    *(_tuned_ddp("ddp_view", "PyTorch's, view", mb) for mb in DDP_VIEW_MB),
+    _tuned_ddp("ddp_channels", f"PyTorch's, view, {DDP_CHANNELS} channels", VARIATION_MB),
     _varied("grouped", "grouped, no copies", copies=0),
     _varied("small_last", "small last bucket", sends=in_buckets(VARIATION_MB, last_alone=True)),
     _varied("priority", "high-priority stream"),
@@ -125,6 +131,8 @@ class TrainingOnRanks(ModelExperiment):
     """Parameters of a cell in which contenders train a model on several ranks."""
 
     contenders: ClassVar[tuple[Declared, ...]]
+    replays: ClassVar[bool] = False
+    """Whether a step whose blocks are compiled is replayed from a CUDA graph on a GPU."""
     timed: ClassVar[str] = "step"
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "rounds", "warmup", "steps", "model")
     added_later: ClassVar[Mapping[str, Any]] = {"implementation": ""}
@@ -166,6 +174,7 @@ class DataParallelTraining(TrainingOnRanks):
     name: ClassVar[str] = "data_parallel"
     details: ClassVar[tuple[str, ...]] = ("wrapper", "bucket_mb", "kind")
     contenders: ClassVar[tuple[Declared, ...]] = CONTENDERS
+    replays: ClassVar[bool] = True
     vocabulary: ClassVar[Mapping[str, Sequence[str]]] = {
         "wrapper": names_of(CONTENDERS),
         "kind": (*WORK, *PARTS),

@@ -24,6 +24,13 @@ def _ours(name: str, title: str, **traits: Any) -> Declared:
 
 
 _sharded = partial(_ours, scheme="FSDP", autocasts=False, copies=2)
+
+
+def _theirs(name: str, title: str, builder: str) -> Declared:
+    """Declare PyTorch's, with some of its options."""
+    return _sharded(name, title, builder=f"{BUILDERS}.pytorch:{builder}", foreign=True, sends=fully_shard)
+
+
 CONTENDERS = (
     _ours(BASELINE, "no communication", builder=f"{BUILDERS}.data_parallel:alone", scheme="alone"),
     _ours(
@@ -43,13 +50,9 @@ CONTENDERS = (
     ),
     _sharded("fsdp", "FSDP, by layer", sends=by_layer, by_block=False),
     _sharded("fsdp_blocks", "FSDP, by block", sends=by_block),
-    _sharded(
-        "fully_shard",
-        "fully_shard",
-        builder=f"{BUILDERS}.pytorch:by_block",
-        foreign=True,
-        sends=fully_shard,
-    ),
+    _theirs("fully_shard", "fully_shard", "by_block"),
+    # Two blocks prefetched explicitly in both passes, and buffers in memory of the process group.
+    _theirs("fully_shard_tuned", "tuned fully_shard", "by_block_tuned"),
 )
 """All contenders, in the order of tables."""
 COLLECTIVES = ("all_gather", "reduce_scatter")
@@ -74,10 +77,14 @@ class FullyShardedTraining(TrainingOnRanks):
         "verify.test_ours",
     )
 
+    added_later: ClassVar[Mapping[str, Any]] = {**TrainingOnRanks.added_later, "compiled": False}
+
     size: Size = "2.7B"
     precision: Literal["fp32", "bf16"] = "fp32"
     """fp32 with TF32 off, or bf16 compute over fp32 weights: by autocast if the weights are replicated, and by
     gathering them and reducing their gradients in bf16 if they are sharded."""
+    compiled: bool = False
+    """Whether each Transformer block is compiled by itself; the step is launched call by call."""
     implementation: Annotated[str, own_next_to(CONTENDERS)] = ""
     """Wrappers of your own that take part, as NAME=package.module:name, separated by commas. Each is called with the
     module and compute_dtype; finish_gradient_synchronization() follows the backward pass. The whole weights are those

@@ -40,6 +40,7 @@ PROFILE: Columns = {
 WHOLE = "symmetric_memory"
 """Data parallelism at its fastest, with the whole state on every rank."""
 SHARDED_STATE = "sharded_optimizer"
+TUNED = "fully_shard_tuned"
 STATES = 4
 """Weights, gradients, and two moments."""
 
@@ -94,7 +95,7 @@ def pytorch(table: DataFrame, rows: DataFrame, found: list[Duel]) -> Answer:
     facts = Facts(own=asked.first, theirs=asked.other, row=first(rows), ahead=AHEAD)
     return Answer(
         asked="Against fully_shard",
-        verdict=asked.speed.sentence("FSDP (ours)", "PyTorch's fully_shard", f"({asked.cell})"),
+        verdict=asked.speed.sentence("FSDP (ours)", f"PyTorch's {asked.other['title']}", f"({asked.cell})"),
         more=facts.say(
             "Its peak memory is {own[memory]:gib}, theirs {theirs[memory]:gib}.",
             elsewhere(found),
@@ -108,7 +109,12 @@ def pytorch(table: DataFrame, rows: DataFrame, found: list[Duel]) -> Answer:
             ),
         ),
         reason=facts.say(
-            "Ours gathers up to {ahead} units ahead; fully_shard runs as it comes, with its default prefetching.",
+            "Ours gathers up to {ahead} units ahead; "
+            + tell(
+                asked.other["contender"] == TUNED,
+                "so does tuned fully_shard, whose buffers are in NCCL's memory.",
+                "fully_shard runs as it comes, with its default prefetching.",
+            ),
             "Nothing is concluded from {cells:listing}, which is host-bound.",
             cells=list(rows[rows["host_bound"].astype(bool)]["cell"].unique()),
         ),

@@ -145,7 +145,7 @@ def title(kind: Kind, row: Series) -> str:
 def cell_name(kind: Kind, row: Series) -> str:
     """A cell in words, as in "2 GPUs, bf16"; where several sizes are shown, "2.7B, 2 GPUs, bf16"."""
     size = f"{row['label']}, " if kind is FullyShardedTraining else ""
-    return f"{size}{ranks_of(row)}, {setting_name(row)}"
+    return f"{size}{ranks_of(row)}, {setting_name(kind, row)}"
 
 
 def ranks_of(row: Series) -> str:
@@ -153,9 +153,9 @@ def ranks_of(row: Series) -> str:
     return f"{row['processes']} {'GPUs' if row['gpu'] else 'processes'}"
 
 
-def setting_name(row: Series) -> str:
-    """The setting of a cell in words; on GPUs a compiled step is one CUDA graph."""
-    compiled = ", CUDA graph" if row["gpu"] else ", compiled"
+def setting_name(kind: Kind, row: Series) -> str:
+    """The setting of a cell in words; on GPUs a compiled step of data parallelism is one CUDA graph."""
+    compiled = ", CUDA graph" if kind.replays and row["gpu"] else ", compiled"
     return row["precision"] + (compiled if row.get("compiled", False) else "")
 
 

@@ -6,7 +6,17 @@ from pandas import DataFrame, Series
 
 from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
 from cs336_systems.experiments.fsdp import FullyShardedTraining
-from scripts.views.comparison import OWN, cells_of, contenders, device_bound, fastest, names_in, setting_name, steady
+from scripts.views.comparison import (
+    OWN,
+    Kind,
+    cells_of,
+    contenders,
+    device_bound,
+    fastest,
+    names_in,
+    setting_name,
+    steady,
+)
 from scripts.views.data import select
 from scripts.views.data_parallel import OURS, PYTORCH
 
@@ -25,17 +35,18 @@ def scaling(tables: Mapping[str, DataFrame]) -> DataFrame:
     for cell in cells_of(device_bound(wrappers)):
         names = {**{title: [name] for name, title in OURS.items()}, PYTORCHS: PYTORCH}
         names |= {name: [name] for name in names_in(cell, OWN)}
-        found += rows_of(cell, {title: fastest(cell, each) for title, each in names.items()})
+        found += rows_of(DataParallelTraining, cell, {title: fastest(cell, each) for title, each in names.items()})
     for cell in cells_of(device_bound(sharded)):
-        found += rows_of(cell, {row["title"]: row for _, row in cell.iterrows() if row["contender"] != BASELINE})
+        named = {row["title"]: row for _, row in cell.iterrows() if row["contender"] != BASELINE}
+        found += rows_of(FullyShardedTraining, cell, named)
     return DataFrame(found, columns=COLUMNS).rename(columns={"median": "step"})
 
 
-def rows_of(cell: DataFrame, named: Mapping[str, Series | None]) -> list[dict[str, object]]:
+def rows_of(kind: Kind, cell: DataFrame, named: Mapping[str, Series | None]) -> list[dict[str, object]]:
     """The rows of one cell."""
     for _, baseline in select(cell, contender=BASELINE).iterrows():
         if steady(baseline):
-            panel = f"{baseline['label']}, {setting_name(baseline)}"
+            panel = f"{baseline['label']}, {setting_name(kind, baseline)}"
             return [
                 {**row, "panel": panel, "title": title, "efficiency": baseline["median"] / row["median"]}
                 for title, row in named.items()

@@ -21,7 +21,7 @@ ODD = "odd:d_model=24,d_ff=37,num_layers=3,num_heads=3"
 CELL = FullyShardedTraining(size=ODD, context=7, batch_size=3, vocab_size=101, rounds=1, warmup=1, steps=2)
 OPTIONS = f"--size {ODD} --context 7 --batch-size 3 --vocab-size 101 --rounds 1 --warmup 1 --steps 2 "
 OPTIONS += "--implementation mine=tests.support.own:FSDP"
-UNITS = {"fsdp": 7 * 3 + 2, "fsdp_blocks": 3 + 2, "fully_shard": 3 + 1}
+UNITS = {"fsdp": 7 * 3 + 2, "fsdp_blocks": 3 + 2, "fully_shard": 3 + 1, "fully_shard_tuned": 3 + 1}
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -32,7 +32,7 @@ def test_a_launch_measures_what_is_planned(device, launch_ranks):
     assert {wrapper for wrapper, _, metric in rows if metric == "step"} == contenders
     for wrapper in contenders:
         phases = {phase for phase in PHASES if (wrapper, "", phase) in rows}
-        without = {"synchronization"} if wrapper in (BASELINE, "fully_shard") else set()
+        without = {"synchronization"} if wrapper in (BASELINE, "fully_shard", "fully_shard_tuned") else set()
         assert phases == set(PHASES) - without
         assert rows[wrapper, "", "step"].n == 2
         assert rows[wrapper, "", "backward"].n == PHASE_STEPS
@@ -77,8 +77,19 @@ def test_what_does_not_fit_or_cannot_be_sharded_is_a_row_with_a_reason(device):
     assert [row.details["wrapper"] for row in rows if row.metric == "step" and row.status == "ok"] == ["fsdp"]
     rows = measure(replace(CELL, model="tests.support.models:ConvolutionLM"), device)
     lost = {row.details["wrapper"]: row.message for row in rows if row.metric == "step" and row.status == "skipped"}
-    assert lost.keys() == {"fsdp_blocks", "fully_shard"}
+    assert lost.keys() == {"fsdp_blocks", "fully_shard", "fully_shard_tuned"}
     assert all(message.startswith("ConvolutionLM has no `blocks`") for message in lost.values())
+
+
+@on_all_ranks
+def test_compiled_blocks_are_gathered_as_a_whole(device):
+    whole = torch.compile
+    with mock.patch.object(torch, "compile", lambda call: whole(call, backend="aot_eager")):  # in seconds
+        rows = measure(replace(CELL, compiled=True), device)
+    steps = {row.details["wrapper"]: row for row in rows if row.metric == "step"}
+    lost = {wrapper: row.message for wrapper, row in steps.items() if row.status == "skipped"}
+    assert steps.keys() == {contender.name for contender in CONTENDERS}
+    assert lost == {"fsdp": "a compiled block gathers all its layers at once"}
 
 
 def numbers_there(unit):

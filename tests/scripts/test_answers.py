@@ -171,6 +171,8 @@ def test_the_gain_over_pytorch_is_of_cells_that_tell_it():
     assert [each.speed.ratio for each in gain(faster, slower)] == pytest.approx([1.25, 0.8])
     assert [(each.speed.verdict, each.cell) for each in gain(scatters)] == [(SAME, "nano, 2 GPUs, fp32")]
     assert not gain({"fsdp": took(80.0)})
+    (best,) = gain({"fsdp": took(80.0), "fully_shard": took(100.0), "fully_shard_tuned": took(90.0)})
+    assert (best.other["title"], best.speed.ratio) == ("tuned fully_shard", 1.125)
 
 
 def test_memory_is_that_of_the_rank_that_has_most():

@@ -91,7 +91,7 @@ class Trial:
         self.errors: dict[Declared, GradientErrors] = {}
         self.rounds_left: dict[Declared, int] = {}
         """Rounds of a user's contender that may yet be compared with the reference."""
-        self.replays = getattr(cell, "compiled", False) and device.type == "cuda"
+        self.replays = cell.replays and cell.compiled and device.type == "cuda"
         if self.replays:
             torch.cuda.set_stream(torch.cuda.Stream(device))  # On the default one nothing can be captured.
         self.tokens = own_part(everyones_tokens(cell, device))

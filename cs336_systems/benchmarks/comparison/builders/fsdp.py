@@ -30,7 +30,13 @@ def sharded_optimizer(
 def shard(
     model: nn.Module, contender: Declared, cell: Any, *, by_block: bool, **hyperparameters: Any
 ) -> tuple[nn.Module, Optimizer]:
-    """Build FSDP, gathered per layer or per block."""
+    """Build FSDP, gathered per layer or per block.
+
+    Raises:
+        Unavailable: blocks are compiled, whose layers are gathered together, or the model has none.
+    """
+    if cell.compiled and not by_block:
+        raise Unavailable("a compiled block gathers all its layers at once")
     together = (type(blocks_of(model)[0]),) if by_block else ()
     wrapped = FullyShardedDataParallel(model, COMPUTE_DTYPE[cell.precision], together=together)
     return wrapped, AdamW(wrapped.parameters(), **hyperparameters)

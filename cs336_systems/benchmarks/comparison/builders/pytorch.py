@@ -1,6 +1,7 @@
 """Builders of PyTorch's wrappers and its sharded optimizer."""
 
 import warnings
+import weakref
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,9 @@ from torch.optim import AdamW, Optimizer
 from cs336_systems.benchmarks.comparison.builders.data_parallel import Wrap
 from cs336_systems.benchmarks.comparison.builders.fsdp import COMPUTE_DTYPE, blocks_of
 from cs336_systems.experiments.contender import VARIATION_MB, Declared
+from cs336_systems.experiments.data_parallel import DDP_CHANNELS
+from cs336_systems.limits import AHEAD
+from cs336_systems.measure.memory import Unavailable
 
 
 def ddp(model: nn.Module, contender: Declared, cell: Any, **hyperparameters: Any) -> tuple[nn.Module, Optimizer]:
@@ -27,8 +31,26 @@ def ddp_view(model: nn.Module, contender: Declared, cell: Any, **hyperparameters
     return view_buckets(model, contender.bucket_mb), AdamW(model.parameters(), **hyperparameters)
 
 
-def view_buckets(model: nn.Module, mebibytes: int | None) -> nn.Module:
-    """Build DistributedDataParallel whose gradients are views of its buckets.
+def ddp_channels(
+    model: nn.Module, contender: Declared, cell: Any, **hyperparameters: Any
+) -> tuple[nn.Module, Optimizer]:
+    """Build the same over a communicator of its own with few channels, which leave more SMs to the backward pass.
+
+    Raises:
+        Unavailable: the ranks communicate over something that has no channels.
+    """
+    if (backend := dist.get_backend()) != "nccl":
+        raise Unavailable(f"{backend} has no channels; only NCCL has")
+    options = dist.ProcessGroupNCCL.Options()
+    options.config.max_ctas = DDP_CHANNELS
+    group = dist.new_group(pg_options=options)
+    wrapped = view_buckets(model, contender.bucket_mb, process_group=group)
+    weakref.finalize(wrapped, dist.destroy_process_group, group).atexit = False
+    return wrapped, AdamW(model.parameters(), **hyperparameters)
+
+
+def view_buckets(model: nn.Module, mebibytes: int | None, process_group: dist.ProcessGroup | None = None) -> nn.Module:
+    """Build DistributedDataParallel at its best: a static graph, and gradients that are views of its buckets.
 
     It does not broadcast buffers before each step, since they never change.
     """
@@ -36,7 +58,12 @@ def view_buckets(model: nn.Module, mebibytes: int | None) -> nn.Module:
         # Its successor is not yet there in PyTorch 2.11.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
         return DistributedDataParallel(
-            model, bucket_cap_mb=mebibytes, gradient_as_bucket_view=True, broadcast_buffers=False
+            model,
+            process_group=process_group,
+            bucket_cap_mb=mebibytes,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,
+            static_graph=True,
         )
 
 
@@ -55,11 +82,27 @@ zero_redundancy_view = partial(zero, wrap=DistributedDataParallel, views=True)
 zero_redundancy_views = partial(zero, wrap=partial(view_buckets, mebibytes=VARIATION_MB), views=True)
 
 
-def by_block(model: nn.Module, contender: Declared, cell: Any, **hyperparameters: Any) -> tuple[nn.Module, Optimizer]:
-    """Build fully_shard per block; the rest of the model is another unit, kept gathered for the backward pass."""
+def shard(
+    model: nn.Module, contender: Declared, cell: Any, *, tuned: bool, **hyperparameters: Any
+) -> tuple[nn.Module, Optimizer]:
+    """Build fully_shard per block; the rest of the model is another unit, kept gathered for the backward pass.
+
+    `tuned` prefetches as many blocks as this project's wrapper, and has buffers in memory of the process group.
+    """
     mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
     policy = MixedPrecisionPolicy(param_dtype=COMPUTE_DTYPE[cell.precision])
-    for block in blocks_of(model):
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+    blocks: list[Any] = [
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True) for block in blocks_of(model)
+    ]
+    root = fully_shard(model, mesh=mesh, mp_policy=policy)
+    if tuned:
+        for number, block in enumerate(blocks):
+            block.set_modules_to_forward_prefetch(blocks[number + 1 : number + 1 + AHEAD])
+            block.set_modules_to_backward_prefetch(blocks[max(0, number - AHEAD) : number][::-1])
+        for unit in (*blocks, root):
+            unit.set_allocate_memory_from_process_group_for_comm(True)
     return model, AdamW(model.parameters(), **hyperparameters)
+
+
+by_block = partial(shard, tuned=False)
+by_block_tuned = partial(shard, tuned=True)
