@@ -18,18 +18,14 @@ from torch import Tensor, nn
 
 from cs336_systems.attention.differentiation import only_once
 from cs336_systems.nvidia import compute_capability
-from cs336_systems.training.dispatch import HAS_TRITON, check_whole, needs_operators
+from cs336_systems.training.dispatch import HAS_TRITON
+from cs336_systems.training.fp8_formats import E4M3, E5M2
+from cs336_systems.training.fp8_operands import MULTIPLE, check_operands, matmul, round_operand, rounds_in_kernels
 from cs336_systems.training.packed_linear import pack_rows
 
 if HAS_TRITON:
-    from cs336_systems.training.triton_fp8 import round_matrix
+    from cs336_systems.training.triton_fp8 import GRADIENT, INPUT, WEIGHT, AmaxHistory
 
-E4M3 = torch.float8_e4m3fn
-E5M2 = torch.float8_e5m2
-MULTIPLE = 16
-"""FP8 matmuls of PyTorch require axes that are multiples of this."""
-SMALLEST_AMAX = 1e-12
-"""Keeps the scale of a tensor of zeros positive."""
 CAPABILITY = (8, 9)
 """The least compute capability that multiplies in FP8."""
 
@@ -60,40 +56,58 @@ def fp8_linear(
     if gradient_dtype not in (E4M3, E5M2):
         raise ValueError(f"gradient_dtype is {gradient_dtype}; allowed: {E5M2}, {E4M3}")
     weights = (weight,) if isinstance(weight, Tensor) else tuple(weight)
-    if needs_operators(x, *weights):
-        check_whole("fp8_linear", x, *weights)
-        raise NotImplementedError("fp8_linear accepts plain tensors only, outside of torch.func's transforms.")
-    rows = x.flatten(0, -2)
-    for w in weights:
-        if w.dim() != 2 or w.shape[1] != x.shape[-1]:
-            raise ValueError(f"x and weight have shapes {list(x.shape)} and {list(w.shape)}; allowed: one d_in")
-    sizes = ("tokens", len(rows)), ("d_in", x.shape[-1]), *(("d_out", len(w)) for w in weights)
-    for name, size in sizes:
-        if size % MULTIPLE or not size:
-            raise ValueError(f"FP8 matmul with {size} {name}; allowed: multiples of {MULTIPLE}")
+    return linear(x, weights, Options(rowwise, gradient_dtype), None)
+
+
+class Options(NamedTuple):
+    """How a layer computes in FP8: see `use_fp8`."""
+
+    rowwise: bool = False
+    gradient_dtype: torch.dtype = E5M2
+    delayed: bool = False
+
+
+def linear(x: Tensor, weights: Sequence[Tensor], options: Options, history: Any) -> Tensor:
+    """fp8_linear with an AmaxHistory for delayed scaling, or None."""
+    check_operands(x, weights)
     packed = weights[0].detach() if len(weights) == 1 else pack_rows(weights)
-    y: Tensor = _Fp8Linear.apply(rows, packed.to(x.dtype), rowwise, gradient_dtype, *weights)[0]
+    y: Tensor = _Fp8Linear.apply(x.flatten(0, -2), packed.to(x.dtype), options, history, *weights)[0]
     return y.unflatten(0, x.shape[:-1])
 
 
 class Fp8Linear(nn.Linear):
     """nn.Linear with `fp8_linear` as its matmul; same parameters, under the same names."""
 
-    options: tuple[bool, torch.dtype] = False, E5M2
-    """rowwise and gradient_dtype of `fp8_linear`."""
+    options = Options()
+    history: Any = None
+    """With delayed scaling, the AmaxHistory of the operands, if kernels have run."""
+
+    def begin(self, x: Tensor) -> Any:
+        """Begin a forward pass on x: return the AmaxHistory for delayed scaling, or None for current scaling."""
+        if not self.options.delayed or not rounds_in_kernels(x):
+            return None
+        if self.history is None or self.history.device != x.device:
+            self.history = AmaxHistory(x.device)
+        if torch._C._current_graph_task_id() == -1:  # else a checkpoint's recomputation, with the scales of before
+            self.history.advance()
+        return self.history
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features], in the dtype of x, or of autocast."""
         device = x.device.type
         if torch.is_autocast_enabled(device):
             x = x.to(torch.get_autocast_dtype(device))
-        rowwise, gradient_dtype = self.options
-        y = fp8_linear(x, self.weight, rowwise=rowwise, gradient_dtype=gradient_dtype)
+        y = linear(x, (self.weight,), self.options, self.begin(x))
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
 def use_fp8(
-    model: nn.Module, *, keep: Collection[str] = ("lm_head",), rowwise: bool = False, gradient_dtype: torch.dtype = E5M2
+    model: nn.Module,
+    *,
+    keep: Collection[str] = ("lm_head",),
+    rowwise: bool = False,
+    gradient_dtype: torch.dtype = E5M2,
+    delayed: bool = False,
 ) -> dict[str, str]:
     """Make the linear layers of a model run in FP8, in place; parameters, names and optimizers stay the same.
 
@@ -103,14 +117,21 @@ def use_fp8(
         keep: names of layers to leave as they are, by default the output head, whose error reaches the loss directly.
         rowwise: see `fp8_linear`.
         gradient_dtype: see `fp8_linear`.
+        delayed: delayed scaling: scales are made for twice the largest elements of the step before, so that operands
+            are read once, and SwiGLU's results are rounded where they are computed. Larger elements are clamped. A
+            layer's first step has current scaling, as has whatever kernels do not compute: a CPU, fp32, a compiled
+            model. Scales are no part of a state dict.
 
     Returns:
         the linear layers that run in another precision, by name, each with the reason.
 
     Raises:
-        ValueError: a name in keep is no linear layer of the model, or no layer is left to convert.
+        ValueError: a name in keep is no linear layer of the model, no layer is left to convert, or delayed is given
+            together with rowwise.
         RuntimeError: the GPU has no FP8 tensor cores.
     """
+    if delayed and rowwise:
+        raise ValueError("delayed excludes rowwise: in each step, rows belong to other tokens")
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
     if unknown := set(keep) - set(layers) - {"lm_head"}:
         raise ValueError(f"keep names {sorted(unknown)}; allowed: linear layers of the model")
@@ -125,7 +146,7 @@ def use_fp8(
     for layer in chosen:
         layer.__class__ = Fp8Linear
         assert isinstance(layer, Fp8Linear)
-        layer.options = rowwise, gradient_dtype
+        layer.options = Options(rowwise, gradient_dtype, delayed)
     return left
 
 
@@ -139,35 +160,22 @@ def _obstacle(layer: nn.Linear) -> str:
     return f"{odd[0]} features are not a multiple of {MULTIPLE}" if odd else ""
 
 
-class _Operand(NamedTuple):
-    """A matrix in FP8, by rows and by columns: an FP8 matmul sums over the contiguous axis of both operands."""
-
-    rows: Tensor
-    """[m, k] FP8."""
-    scale: Tensor
-    """Factor that brings rows back, fp32: one number, or [m, 1]."""
-    columns: Tensor | None
-    """[k, m] FP8, if asked for."""
-    column_scale: Tensor
-    """One number, or [k, 1]."""
-
-
 class _Fp8Linear(torch.autograd.Function):
-    """apply(x [tokens, d_in], packed weight [d_out, d_in], rowwise, gradient_dtype, *weights) to y and nothing."""
+    """apply(x [tokens, d_in], packed weight [d_out, d_in], options, history, *weights) to y and nothing."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, packed: Tensor, rowwise: bool, gradient_dtype: torch.dtype, *weights: Tensor
+        ctx: Any, x: Tensor, packed: Tensor, options: Options, history: Any, *weights: Tensor
     ) -> tuple[Tensor, Tensor]:
         need_x, need_w = ctx.needs_input_grad[0], any(ctx.needs_input_grad[4:])
-        a = _round(x, E4M3, rowwise, columns=need_w)
-        b = _round(packed, E4M3, rowwise, columns=need_x)
+        a = round_operand(x, E4M3, options.rowwise, columns=need_w, amax=history and history[INPUT])
+        b = round_operand(packed, E4M3, options.rowwise, columns=need_x, amax=history and history[WEIGHT])
         empty = x.new_empty(0)  # an output, through which the inputs are reached without keeping any
         ctx.save_for_backward(a.columns, a.column_scale, b.columns, b.column_scale, empty)
         ctx.set_materialize_grads(False)
-        ctx.rowwise, ctx.gradient_dtype = rowwise, gradient_dtype
+        ctx.options, ctx.history = options, history
         ctx.weights = [(len(w), w.dtype) for w in weights]
-        return _matmul(a.rows, a.scale, b.rows, b.scale, x.dtype, fast=True), empty
+        return matmul(a.rows, a.scale, b.rows, b.scale, x.dtype, fast=True), empty
 
     @staticmethod
     @only_once("fp8_linear")
@@ -175,52 +183,18 @@ class _Fp8Linear(torch.autograd.Function):
         x, scale_x, weight, scale_w, _ = ctx.saved_tensors
         grad_x = None
         grad_weights: list[Tensor | None] = [None] * len(ctx.weights)
-        g = _round(grad, ctx.gradient_dtype, ctx.rowwise, columns=x is not None)
-        # Fast accumulation keeps 14 bits of the sums: enough for the forward pass, not for gradients.
+        (rowwise, dtype, _), history = ctx.options, ctx.history
+        g = round_operand(grad, dtype, rowwise, columns=x is not None, amax=history and history[GRADIENT])
         if x is not None:  # [d_out, tokens] @ [tokens, d_in]
             assert g.columns is not None
-            together = _matmul(g.columns, g.column_scale, x, scale_x, grad.dtype, fast=False)
+            together = matmul(g.columns, g.column_scale, x, scale_x, grad.dtype, fast=False)
             parts = together.split([rows for rows, _ in ctx.weights])
             needed = ctx.needs_input_grad[4:]
             dtypes = [dtype for _, dtype in ctx.weights]
             grad_weights = [p.to(d) if n else None for p, d, n in zip(parts, dtypes, needed, strict=True)]
         if weight is not None:  # [tokens, d_out] @ [d_out, d_in]
-            grad_x = _matmul(g.rows, g.scale, weight, scale_w, grad.dtype, fast=False)
+            grad_x = matmul(g.rows, g.scale, weight, scale_w, grad.dtype, fast=False)
         return grad_x, None, None, None, *grad_weights
-
-
-def _round(x: Tensor, dtype: torch.dtype, rowwise: bool, *, columns: bool) -> _Operand:
-    """Scale a matrix to the range of an FP8 format, and round it."""
-    # Of fp32 inputs Triton 3.6 stores the columns wrongly.
-    kernels = HAS_TRITON and x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
-    if kernels and not rowwise and not torch.compiler.is_compiling():
-        by_row, by_column, scale = round_matrix(x.contiguous(), dtype, SMALLEST_AMAX, columns)
-        return _Operand(by_row, scale, by_column, scale)
-    largest = _largest(x, rowwise)
-    by_row, scale = _scaled(x, dtype, largest)
-    if not columns:
-        return _Operand(by_row, scale, None, scale)
-    return _Operand(by_row, scale, *_scaled(x.T, dtype, _largest(x.T, rowwise) if rowwise else largest))
-
-
-def _largest(x: Tensor, rowwise: bool) -> Tensor:
-    """The largest absolute value, of each row or of all."""
-    largest = x.abs().amax(-1, keepdim=True) if rowwise else x.abs().amax()
-    return largest.float().clamp(min=SMALLEST_AMAX)
-
-
-def _scaled(x: Tensor, dtype: torch.dtype, largest: Tensor) -> tuple[Tensor, Tensor]:
-    """x in FP8, with contiguous rows, scaled so that largest becomes the limit; and the factor that brings it back."""
-    limit = torch.finfo(dtype).max
-    return (x.float() * (limit / largest)).clamp(-limit, limit).to(dtype).contiguous(), largest / limit
-
-
-def _matmul(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, dtype: torch.dtype, *, fast: bool) -> Tensor:
-    """(scale_a a) @ (scale_b b).T of FP8 matrices [m, k] and [n, k], summed in fp32."""
-    if not a.is_cuda:
-        return ((a.float() * scale_a) @ (b.float() * scale_b).T).to(dtype)
-    scale = scale_b.T if scale_b.dim() else scale_b
-    return torch._scaled_mm(a, b.T, scale_a, scale, out_dtype=dtype, use_fast_accum=fast)
 
 
 def _check_device(device: torch.device) -> None:

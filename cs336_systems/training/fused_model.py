@@ -15,7 +15,10 @@ from cs336_systems.model import (
     TransformerLM,
     may_draw_random_numbers,
 )
-from cs336_systems.training.fp8 import Fp8Linear, fp8_linear
+from cs336_systems.training.dispatch import needs_operators
+from cs336_systems.training.fp8 import Fp8Linear, linear
+from cs336_systems.training.fp8_operands import rounds_in_kernels
+from cs336_systems.training.fp8_swiglu import Scaling, fp8_swiglu
 from cs336_systems.training.packed_linear import can_move, pack_rows, packed_linear
 from cs336_systems.training.rms_norm import add_rms_norm
 from cs336_systems.training.rope import rotate_qkv
@@ -57,6 +60,10 @@ class FusedSwiGLU(SwiGLU):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., d_model] to the same shape."""
+        if layers := self._fp8_layers(x):
+            gate, up, down = layers
+            scaling = Scaling(gate.options.gradient_dtype, gate.begin(x), down.begin(x))
+            return fp8_swiglu(x, (gate.weight, up.weight), down.weight, scaling)
         gate_up = packed(x, self.gate, self.up)
         if gate_up is None:
             return super().forward(x)
@@ -67,6 +74,16 @@ class FusedSwiGLU(SwiGLU):
     def packed_layers(self) -> tuple[nn.Module, ...]:
         """The layers of the one matmul."""
         return self.gate, self.up
+
+    def _fp8_layers(self, x: Tensor) -> list[Fp8Linear]:
+        """Gate, up and down, if all train in FP8 alike, on kernels, which then round the activation in its pass."""
+        layers = [m for m in (self.gate, self.up, self.down) if isinstance(m, Fp8Linear) and is_bare(m, Fp8Linear)]
+        if len(layers) < 3 or not rounds_in_kernels(x):
+            return []
+        alike = {layer.options for layer in layers} == {layers[0].options} and not layers[0].options.rowwise
+        weights = [layer.weight for layer in layers]
+        trained = all(w.requires_grad and w.dtype == x.dtype for w in weights)
+        return layers if alike and trained and not needs_operators(*weights) else []
 
 
 class FusedTransformerBlock(TransformerBlock):
@@ -110,8 +127,7 @@ def packed(x: Tensor, *layers: Any) -> Tensor | None:
         return packed_linear(x, weights)
     if any(layer.options != first.options for layer in layers):
         return None
-    rowwise, gradient_dtype = first.options
-    return fp8_linear(x, weights, rowwise=rowwise, gradient_dtype=gradient_dtype)
+    return linear(x, weights, first.options, first.begin(x))
 
 
 def add_and_normalize(x: Tensor, delta: Tensor | None, norm: RMSNorm) -> tuple[Tensor, Tensor]:

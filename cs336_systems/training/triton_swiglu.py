@@ -25,7 +25,7 @@ def swiglu_forward_kernel(
     LAST_FIRST: tl.constexpr,
 ):
     """Compute one tile of the hidden layer; the grid is (row tiles x column tiles)."""
-    row, column, mask = _locate(rows, D, BLOCK_ROWS, BLOCK_D, LAST_FIRST)
+    row, column, mask = locate(rows, D, BLOCK_ROWS, BLOCK_D, LAST_FIRST)
     gate_at = gate_up + (row * (2 * D) + column)
     gate = tl.load(gate_at, mask, other=0.0).to(tl.float32)
     up = tl.load(gate_at + D, mask, other=0.0).to(tl.float32)
@@ -46,7 +46,7 @@ def swiglu_backward_kernel(
     RECOMPUTE: tl.constexpr,
 ):
     """Compute one tile of both gradients; the grid is (row tiles x column tiles)."""
-    row, column, mask = _locate(rows, D, BLOCK_ROWS, BLOCK_D, LAST_FIRST)
+    row, column, mask = locate(rows, D, BLOCK_ROWS, BLOCK_D, LAST_FIRST)
     gate_offset = row * (2 * D) + column
     hidden_offset = row * D + column
     gate = tl.load(gate_up + gate_offset, mask, other=0.0).to(tl.float32)
@@ -63,7 +63,7 @@ def swiglu_backward_kernel(
 
 
 @triton.jit
-def _locate(rows, D: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr, LAST_FIRST: tl.constexpr):
+def locate(rows, D: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr, LAST_FIRST: tl.constexpr):
     """Compute rows, columns and the mask of this program's tile; a row's tiles are neighbours."""
     column_tiles: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
     tile = tl.program_id(0)

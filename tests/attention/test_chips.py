@@ -16,6 +16,7 @@ from cs336_systems.training import (
     triton_adamw,
     triton_cross_entropy,
     triton_fp8,
+    triton_fp8_swiglu,
     triton_rms_norm,
     triton_rope,
     triton_swiglu,
@@ -133,7 +134,11 @@ def launch_updates(dtype: torch.dtype) -> None:
 
 
 def launch_roundings(dtype: torch.dtype) -> None:
-    triton_fp8.round_matrix(empty(64, 128, dtype=dtype), torch.float8_e4m3fn, 1e-12, True)
+    for amax in (triton_fp8.CURRENT, triton_fp8.Amax(empty(), empty())):
+        triton_fp8.round_matrix(empty(64, 128, dtype=dtype), torch.float8_e4m3fn, True, amax)
+        gate_up, d_hidden = empty(64, 512, dtype=dtype), empty(64, 256, dtype=dtype)
+        triton_fp8_swiglu.swiglu_fp8(gate_up, amax)
+        triton_fp8_swiglu.swiglu_fp8_backward(gate_up, d_hidden, empty(), torch.float8_e5m2, amax)
 
 
 ALL = (launch_norms, launch_rotations, launch_activations)

@@ -9,13 +9,25 @@ from torch import nn
 from cs336_systems.attention import flash_attention
 from cs336_systems.model import TransformerLM
 from cs336_systems.training import fp8
-from cs336_systems.training.fp8 import E4M3, E5M2, Fp8Linear, _round, fp8_linear, use_fp8
+from cs336_systems.training.checkpointing import checkpoint_blocks
+from cs336_systems.training.dispatch import HAS_TRITON
+from cs336_systems.training.fp8 import Fp8Linear, fp8_linear, use_fp8
+from cs336_systems.training.fp8_formats import E4M3, E5M2
+from cs336_systems.training.fp8_operands import round_operand
 from cs336_systems.training.fused_model import fuse
+
+if HAS_TRITON:
+    from cs336_systems.training.triton_fp8 import CURRENT, GRADIENT, INPUT, WEIGHT, AmaxHistory, round_matrix
+    from cs336_systems.training.triton_fp8_swiglu import swiglu_fp8, swiglu_fp8_backward
 
 FP8 = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9), reason="needs FP8 tensor cores"
 )
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, FP8])]
+
+
+ROUNDED = {E4M3: 0.03, E5M2: 0.06}
+"""The most that rounding changes a tensor, relative to its norm."""
 
 
 def results(function, x, weight, grad):
@@ -103,12 +115,96 @@ def test_several_weights_share_a_matmul(device):
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
 def test_the_kernels_round_as_pytorch_does(dtype, shape):
     x = torch.randn(shape, device="cuda").exp().sub(1).bfloat16()
-    (by_row, scale, by_column, _), limit = _round(x, dtype, False, columns=True), torch.finfo(dtype).max
+    (by_row, scale, by_column, _), limit = round_operand(x, dtype, False, columns=True), torch.finfo(dtype).max
     # By a tensor: PyTorch multiplies by the reciprocal of a number.
-    assert scale == x.abs().amax().float() / torch.tensor(limit, device="cuda")
-    expected = (x.float() / scale).clamp(-limit, limit).to(dtype)
+    largest = x.abs().amax().float()
+    assert scale == largest / torch.tensor(limit, device="cuda")
+    expected = (x.float() * (torch.tensor(limit, device="cuda") / largest)).clamp(-limit, limit).to(dtype)
     assert torch.equal(by_row.view(torch.uint8), expected.view(torch.uint8))
     assert torch.equal(by_column.T.view(torch.uint8), expected.view(torch.uint8))
+
+
+def relative_error(x, scale, reference):
+    return ((x.double() * scale - reference).norm() / reference.norm()).item()
+
+
+def on_kernels(function):
+    """A test of kernels: on a GPU; `interpreted` calls it on a CPU."""
+    marks = (pytest.mark.gpu, FP8, pytest.mark.parametrize("device", ["cuda"]))
+    for mark in marks:
+        function = mark(function)
+    return function
+
+
+@on_kernels
+def test_delayed_scaling_leaves_twice_the_room_of_the_step_before(device):
+    history = AmaxHistory(torch.device(device))
+    for step, (factor, expected) in enumerate(((1.0, 1.0), (0.5, 2.0), (3.0, 1.0), (0.0, 6.0), (1.0, 6.0))):
+        x = factor * torch.arange(-40 * 48, 40 * 48, device=device).view(80, 48).bfloat16() / (40 * 48)
+        history.advance()
+        by_row, by_column, scale = round_matrix(x, E4M3, True, history[WEIGHT])
+        assert scale.item() == pytest.approx(expected / 448), f"step {step}"
+        exact = x.double().clamp(-expected, expected)  # the third step's are larger than the room
+        assert not factor or relative_error(by_row, scale, exact) < ROUNDED[E4M3]
+        assert torch.equal(by_row, by_column.T.contiguous())
+
+
+@on_kernels
+@pytest.mark.parametrize("shape", [(16, 16), (80, 144), (1040, 2736)])
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+def test_swiglu_is_rounded_where_it_is_computed(dtype, shape, device):
+    tokens, d_ff = shape
+    generator = torch.Generator().manual_seed(0)
+    sizes = (tokens, 2 * d_ff), (tokens, d_ff)
+    gate_up, d_hidden = (torch.randn(s, generator=generator).to(device, torch.bfloat16) for s in sizes)
+    leaf = gate_up.double().requires_grad_()
+    gate, up = leaf.chunk(2, -1)
+    exact = nn.functional.silu(gate) * up
+    (gradient,) = torch.autograd.grad(exact, leaf, d_hidden.double())
+    history = AmaxHistory(torch.device(device))
+    for amaxes, room in ((None, 1), (history, 1), (history, 2)):  # current scaling, and the first two delayed steps
+        history.advance()
+        of_hidden, of_gradient = (CURRENT, CURRENT) if amaxes is None else (amaxes[INPUT], amaxes[GRADIENT])
+        hidden, scale = swiglu_fp8(gate_up, of_hidden)
+        found = swiglu_fp8_backward(gate_up, d_hidden, scale, dtype, of_gradient)
+        assert scale.item() == pytest.approx(room * exact.abs().max().item() / 448, rel=0.01)
+        limit = torch.finfo(dtype).max
+        assert found.scale.item() == pytest.approx(room * gradient.abs().max().item() / limit, rel=0.01)
+        assert relative_error(hidden, scale, exact) < ROUNDED[E4M3]
+        assert relative_error(found.hidden.T, scale, exact) < ROUNDED[E4M3]
+        assert relative_error(found.rows, found.scale, gradient) < ROUNDED[dtype]
+        assert torch.equal(found.rows, found.columns.T.contiguous())
+
+
+@on_kernels
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_model_with_delayed_scaling_has_the_gradients_of_the_others(checkpoint, device):
+    gradients = []
+    ids = torch.arange(32, device=device).view(2, 16)
+    for prepare in (lambda m: m, lambda m: use_fp8(m, delayed=True)):
+        torch.manual_seed(0)
+        with torch.device(device):
+            model = fuse(TransformerLM(100, 16, 32, 1, 2, 48, 1e4, attention=flash_attention))
+        model.to(torch.bfloat16)
+        prepare(model)
+        if checkpoint:
+            checkpoint_blocks(model)
+        for _ in range(2):
+            model.zero_grad()
+            model(ids).float().square().mean().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert any(isinstance(m.history, AmaxHistory) for m in model.modules() if isinstance(m, Fp8Linear))
+    for a, b in zip(*gradients, strict=True):
+        assert (a - b).norm() < 5 * ROUNDED[E5M2] * a.norm()
+
+
+def interpreted() -> None:
+    """Run the kernels on the CPU, where fp32 is not rounded to the nearest number of FP8."""
+    ROUNDED.update({E4M3: 0.1, E5M2: 0.15})
+    test_delayed_scaling_leaves_twice_the_room_of_the_step_before("cpu")
+    for dtype in (E4M3, E5M2):
+        test_swiglu_is_rounded_where_it_is_computed(dtype, (80, 144), "cpu")
+    test_a_model_with_delayed_scaling_has_the_gradients_of_the_others(False, "cpu")
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -174,8 +270,8 @@ def test_what_is_left_is_what_does_not_run_in_fp8():
         "lm_head": "named by keep",
     }
     layers = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-    count, inner = [], fp8._matmul
-    with mock.patch.object(fp8, "_matmul", lambda *a, **o: (count.append(len(a[2])), inner(*a, **o))[1]):
+    count, inner = [], fp8.matmul
+    with mock.patch.object(fp8, "matmul", lambda *a, **o: (count.append(len(a[2])), inner(*a, **o))[1]):
         model(torch.zeros(1, 16, dtype=torch.long))
     fp8_outputs = sum(m.out_features for name, m in layers.items() if name not in left)
     assert sum(count) == fp8_outputs, "all others run in FP8, packed or not"
@@ -216,3 +312,5 @@ def test_mistakes_are_refused():
         use_fp8(nn.Sequential(nn.Linear(16, 17)))
     with pytest.raises(ValueError, match="no linear layer of the model can run in FP8: it has none"):
         use_fp8(nn.ReLU())
+    with pytest.raises(ValueError, match="delayed excludes rowwise"):
+        use_fp8(nn.Linear(16, 16), delayed=True, rowwise=True)

@@ -8,7 +8,7 @@ from tests.support.interpreter import ROOT, interpreter_environment
 FILES = (
     "tests/accounting/test_leaderboard.py",
     *(f"tests/training/test_{name}.py" for name in ("derivatives", "fused_model", "rms_norm", "rope", "swiglu")),
-    *(f"tests/training/test_{name}.py::interpreted" for name in ("adamw", "linear_cross_entropy")),
+    *(f"tests/training/test_{name}.py::interpreted" for name in ("adamw", "fp8", "linear_cross_entropy")),
 )
 """Files whose tests are run again, and tests that are only run here."""
 
