@@ -35,12 +35,22 @@ def kept_block(setting: Setting) -> int:
         return saved - recomputed_by_compiler(setting) if setting.passes == "compiled" else saved
     per_token = _widths(setting) + FP32_BYTES * setting.shape.num_heads + 2 * FP32_BYTES
     scores = (BF16 * setting.pairs) if setting.attention == "plain" else 0
-    return setting.tokens * per_token + scores
+    weights = matrix_weights(setting) if setting.fp8 and setting.passes == "fused" else 0
+    return setting.tokens * per_token + scores + weights
+
+
+def matrix_weights(setting: Setting) -> int:
+    """Numbers in the matrices of a block. In FP8 each is kept as a byte; the compiler rounds them again."""
+    d, d_ff = setting.shape.d_model, setting.shape.d_ff
+    return 4 * d**2 + 3 * d * d_ff
 
 
 def _widths(setting: Setting) -> int:
     """Bytes per token that grow with the width of the model."""
     d, d_ff = setting.shape.d_model, setting.shape.d_ff
+    if setting.fp8 and setting.passes == "fused":
+        # Two sums, q, k, v and attention's result; that and two results of norms in FP8; gate and up.
+        return 15 * d + 4 * d_ff
     if setting.fp8:  # Two sums, q, k, v and attention's result; normalized inputs in FP8 once; gate and up.
         return 13 * d + 4 * d_ff
     if setting.passes == "fused":  # Two sums (fp32 under autocast), two results of norms, q, k, v, attention's result.
@@ -123,8 +133,10 @@ def block_working(setting: Setting) -> int:
     if in_eager_fp32_weights(setting):
         return _exact_block_working(setting.block)
     d, d_ff, tokens = setting.shape.d_model, setting.shape.d_ff, setting.tokens
-    inner = 2 if setting.passes == "eager" else 3  # gradients of the hidden layer, and of gate and up
-    feed_forward = tokens * BF16 * (d + inner * d_ff) + setting.weight_bytes * d * d_ff
+    inner = BF16 * (2 if setting.passes == "eager" else 3)  # gradients of the hidden layer, and of gate and up
+    if setting.fp8 and setting.passes == "fused":  # The latter by rows and by columns; the hidden layer.
+        inner = BF16 + 2 + 2 + 1
+    feed_forward = tokens * (BF16 * d + inner * d_ff) + setting.weight_bytes * d * d_ff
     scores = 3 * BF16 * setting.pairs if setting.attention == "plain" else 0
     return max(feed_forward, tokens * BF16 * d + scores)
 

@@ -42,7 +42,7 @@ class Setting:
     keep_hidden: bool = True
     """Whether fused passes keep the feed-forward networks' hidden layers, rather than compute them again."""
     fp8: bool = False
-    """Whether the blocks' matmuls compute in FP8. Of compiled passes."""
+    """Whether the blocks' matmuls compute in FP8, with delayed scaling in fused passes. Of these and compiled ones."""
     graph: bool = False
     """Whether the step is replayed from a CUDA graph."""
     overlap: bool = False

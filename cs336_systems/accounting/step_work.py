@@ -7,6 +7,7 @@ takes.
 
 from dataclasses import dataclass, fields
 
+from cs336_systems.accounting.kept_activations import matrix_weights
 from cs336_systems.accounting.peak_memory import fully_sharded
 from cs336_systems.accounting.setting import Scheme, Setting
 from cs336_systems.accounting.units import BYTES, FP32_BYTES
@@ -56,7 +57,7 @@ class Work:
     fused_passes: float = 0.0
     """Of fused kernels and of compiled ones."""
     fp8_casts: float = 0.0
-    """Operands of FP8 matmuls: read twice, and written by rows and by columns."""
+    """Operands of FP8 matmuls that are rounded in a pass of their own: read, once or twice, and written twice."""
     update: float = 0.0
     """Of PyTorch's fused AdamW over fp32 weights."""
     split_update: float = 0.0
@@ -190,13 +191,19 @@ def all_pass_bytes(setting: Setting) -> int:
 
 
 def fp8_bytes(setting: Setting) -> tuple[int, int]:
-    """Bytes of rounding a block's operands to FP8: weights and inputs, and in the backward pass gradients."""
+    """Bytes of rounding a block's operands to FP8: weights and inputs, and in the backward pass gradients.
+
+    Compiled passes read them twice, under current scaling. Fused ones read them once, under delayed scaling, and round
+    the results of SwiGLU's passes there.
+    """
     if not setting.fp8:
         return 0, 0
-    d, d_ff = setting.shape.d_model, setting.shape.d_ff
-    weights = 4 * d**2 + 3 * d * d_ff
-    each = 2 * BYTES["bf16"] + 2
-    return each * (weights + setting.tokens * (3 * d + d_ff)), each * setting.tokens * (5 * d + 2 * d_ff)
+    tokens, d, weights = setting.tokens, setting.shape.d_model, matrix_weights(setting)
+    if setting.passes == "fused":
+        each = BYTES["bf16"] + 2
+        return each * (weights + tokens * 3 * d), each * tokens * 5 * d
+    each, d_ff = 2 * BYTES["bf16"] + 2, setting.shape.d_ff
+    return each * (weights + tokens * (3 * d + d_ff)), each * tokens * (5 * d + 2 * d_ff)
 
 
 def attention_work(setting: Setting, rates: Rates) -> tuple[Work, Work]:

@@ -30,7 +30,7 @@ class Rung:
     overlap: bool = False
     """Whether parameters are updated under the backward pass."""
     fp8: bool = False
-    """Whether the blocks' matmuls compute in FP8, the head's not."""
+    """Whether the blocks' matmuls compute in FP8 with delayed scaling, the head's not."""
     checkpoint: bool = False
     """Whether blocks keep only their input and attention's result, and compute the rest again."""
     wrapper: Literal["", "data_parallel", "sharded_optimizer", "fsdp"] = ""
@@ -69,8 +69,8 @@ TOP = replace(_GRAPH, name="overlap", title="update under backward", overlap=Tru
 """The last rung, with all that is exact."""
 LADDER = (FIRST, _AUTOCAST, _ATTENTION, _MASTERS, _COMPILED, _FUSED, _GRAPH, TOP)
 """The rungs in order: each adds to the one before it; fused passes replace the compiler."""
-FP8 = replace(TOP, name="fp8", title="FP8 matmuls", passes="compiled", fp8=True)
-"""Apart from the ladder: its matmuls are less exact. The compiler fuses the scaling into the passes."""
+FP8 = replace(TOP, name="fp8", title="FP8 matmuls", fp8=True)
+"""Apart from the ladder: its matmuls are less exact."""
 CHECKPOINT = replace(TOP, name="checkpoint", title="blocks recomputed", checkpoint=True)
 """Apart from the ladder: the top in less memory."""
 LEFT_OUT = (

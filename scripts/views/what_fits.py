@@ -37,6 +37,8 @@ HELD_BACK = "kernel_profile"
 """The experiment whose steps are not fitted: they tell what the weights are worth elsewhere."""
 DETAILS = ("rung", "wrapper", "contender", "bucket_mb")
 """Columns that tell apart the steps of one cell."""
+FP8_FUSED_SINCE = "2026-11-26T17:30"
+"""Steps in FP8 that were measured earlier had compiled passes."""
 TOGETHER = ("size", "batch_size", "context", "vocab_size")
 """Parameters of the ladder's cells whose rungs are alive together or one after another."""
 
@@ -119,6 +121,8 @@ def _steps(name: str, table: DataFrame) -> Iterator[dict[str, Any]]:
         bound = not host_bound(step, busy)
         words = in_words(experiment, tuple(cell[key] for key in parameters(experiment)))
         first = of_step.iloc[0]
+        if setting.fp8 and first["utc"] < FP8_FUSED_SINCE:
+            setting = replace(setting, passes="compiled")
         yield {
             "experiment": name,
             "label": first["label"],

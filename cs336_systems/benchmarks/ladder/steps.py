@@ -129,7 +129,7 @@ def build_model(rung: Rung, cell: TrainingLadder, device: torch.device) -> Trans
         for parameter in model.parameters():
             parameter.data = parameter.data.to(torch.bfloat16)
     if rung.fp8:
-        use_fp8(model)
+        use_fp8(model, delayed=True)
     if rung.passes == "fused":
         fuse(model)
     if rung.checkpoint:
