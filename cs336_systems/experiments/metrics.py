@@ -316,7 +316,7 @@ METRICS: dict[str, dict[str, Metric]] = {
         "weights_dtype": Metric("dtype", "Of the weights"),
         "attention_dtype": Metric("dtype", "Of the queries that attention got"),
         "floor": Metric(
-            "ms", "A part of a bf16 step alone: replayed from a CUDA graph, or its bytes at a copy's speed"
+            "ms", "A part of a bf16 or FP8 step alone: replayed from a CUDA graph, or its bytes at a copy's speed"
         ),
         "copy_speed": Metric("GB/s", "Bytes that a copy reads and writes, over its time"),
         "matmul_rate": Metric("TFLOP/s", "A product of two square matrices"),

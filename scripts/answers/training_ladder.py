@@ -170,9 +170,9 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
         ),
         details=Captioned(
             grid(shown, RUNG, text_columns=3),
-            "Every rung of every cell: medians; parts: the components of a bf16 step timed alone; MFU: FLOPs of "
-            "matmuls without the embedding and of causal attention over the dense bf16 peak, in fp32 too; J: energy of "
-            "a step.",
+            "Every rung of every cell: medians; parts: the components of a bf16 step, or of FP8's, timed alone; MFU: "
+            "FLOPs of matmuls without the embedding and of causal attention over the dense bf16 peak, in fp32 too; J: "
+            "energy of a step.",
             long=True,
         ),
         missing=missing,
@@ -226,6 +226,7 @@ def in_fp8(rungs: DataFrame, best: Series) -> Typst:
     return say(
         "FP8 (less exact, not part of the ladder) takes {row[step]:ms} for {row[label]} with {row[batch_size]} × "
         "{row[context]} tokens, against {best[step]:ms}.",
+        "That is {row[over]:times} the time of its own parts alone.",
         row=one(rungs, rung="fp8", **{name: best[name] for name in SHAPE}),
         best=best,
     )

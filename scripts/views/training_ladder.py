@@ -11,7 +11,7 @@ from cs336_systems.accounting.step_time import at_rates
 from cs336_systems.accounting.step_work import Rates, step_work, update_work
 from cs336_systems.accounting.transformer import matmul_flops
 from cs336_systems.compare.speed import host_bound
-from cs336_systems.experiments.training_ladder import CHECKPOINT, LADDER, RUNGS, TOP
+from cs336_systems.experiments.training_ladder import CHECKPOINT, FP8, LADDER, RUNGS, TOP
 from cs336_systems.measure.gpus import gpu_of
 from scripts.views.cells import wide
 from scripts.views.closed_forms import flops_of, model_of
@@ -21,6 +21,10 @@ from scripts.views.verdicts import against
 SHAPE = ["size", "label", "batch_size", "context", "vocab_size"]
 PARTS = ("matmuls", "attention", "update", "norms and elementwise")
 """The parts of the floor."""
+EXTRA = ("FP8 matmuls", "FP8 rounding")
+FP8_PARTS = (*PARTS[1:], *EXTRA)
+"""Those of a step in FP8, whose matmuls are others."""
+SUMS = {"floor": PARTS, "fp8_floor": FP8_PARTS}
 METRICS = ["step", "first_steps", "device_busy", "launches", "energy", "setup", "peak_memory"]
 STATISTICS = ["median", "p20", "p80", "n", "samples", "gpu", "gpu_memory"]
 EXACT = [rung.name for rung in LADDER]
@@ -53,13 +57,15 @@ def rung_table(table: DataFrame) -> DataFrame:
     """One row per timed rung of each cell, small to large, in the order of the rungs.
 
     Columns: SHAPE; `rung`, `title`; the medians of METRICS, NaN where there is none; STATISTICS of the step;
-    `host_bound`; `floor`, ms, NaN unless every part was measured; `over`, the step over its floor; `utilization`, of
-    the dense bf16 peak, causal, without the embedding; `tokens`, per second; `joules`, per token.
+    `host_bound`; `floor`, ms, of a bf16 step or FP8's, NaN unless every part was measured; `over`, the step over its
+    floor; `utilization`, of the dense bf16 peak, causal, without the embedding; `tokens`, per second; `joules`, per
+    token.
     """
     keys = [*SHAPE, "rung"]
     rungs = wide(rows_of(table, "steps", keys), keys, METRICS, "step", STATISTICS).reset_index()
     rungs["host_bound"] = host_bound(rungs["step"], rungs["device_busy"])
-    rungs = rungs.merge(floor_table(table)[[*SHAPE, "floor"]], on=SHAPE, how="left")
+    rungs = rungs.merge(floor_table(table)[[*SHAPE, "floor", "fp8_floor"]], on=SHAPE, how="left")
+    rungs["floor"] = rungs.pop("fp8_floor").where(rungs["rung"] == FP8.name, rungs["floor"])
     rungs["title"] = [RUNGS[name].title for name in rungs["rung"]]
     rungs["over"] = rungs["step"] / rungs["floor"]
     rungs["tokens"] = 1e3 * rungs["batch_size"] * rungs["context"] / rungs["step"]
@@ -79,13 +85,14 @@ def utilization(row: Series, *, embedding: bool = False, causal: bool = True) ->
 
 
 def floor_table(table: DataFrame) -> DataFrame:
-    """One row per cell with a floor: SHAPE, the median of each of PARTS in ms, and their sum `floor`.
+    """One row per cell with a floor: SHAPE, the median of each part in ms, and the sums `floor` and `fp8_floor`.
 
-    The sum is NaN if a part is missing.
+    A sum is NaN if a part is missing.
     """
     rows = select(table, metric="floor").drop_duplicates([*SHAPE, "work"])
-    wide = rows.pivot(index=SHAPE, columns="work", values="median").reindex(columns=list(PARTS))
-    return wide.assign(floor=wide.sum(axis=1, skipna=False)).reset_index()
+    wide = rows.pivot(index=SHAPE, columns="work", values="median").reindex(columns=[*PARTS, *EXTRA])
+    sums = {name: wide[list(parts)].sum(axis=1, skipna=False) for name, parts in SUMS.items()}
+    return wide.assign(**sums).reset_index()
 
 
 def ladders(rungs: DataFrame) -> Iterator[DataFrame]:

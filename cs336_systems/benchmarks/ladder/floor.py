@@ -11,17 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from cs336_systems.accounting.setting import Setting
-from cs336_systems.accounting.step_work import all_pass_bytes, linear_maps
+from cs336_systems.accounting.step_work import all_pass_bytes, fp8_bytes, linear_maps
 from cs336_systems.accounting.units import MIB
 from cs336_systems.attention import flash_attention
+from cs336_systems.benchmarks.ladder.steps import require
 from cs336_systems.benchmarks.runner import require_kernels, rows_or_reason
-from cs336_systems.experiments.training_ladder import TOP, TrainingLadder
+from cs336_systems.experiments.training_ladder import FP8, TOP, TrainingLadder, rungs_of
 from cs336_systems.measure.memory import release
 from cs336_systems.measure.timing import time_phases
 from cs336_systems.model import TransformerLM
 from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.training.adamw import MasterAdamW
 from cs336_systems.training.cuda_graph import capture, run_on
+from cs336_systems.training.fp8_formats import E4M3, E5M2
+from cs336_systems.training.fp8_operands import matmul, round_operand
 
 REPEATS = 5
 WARMUP = 2
@@ -29,17 +32,22 @@ COPY_BYTES = {"cuda": 2048 * MIB, "cpu": 64 * MIB}
 RATE_ROWS = {"cuda": 4096, "cpu": 512}
 """Rows of the square matrices whose product is timed in fp32."""
 
+FP8_WORK = "FP8 matmuls"
+
 Call = Callable[[], object]
 
 
 def measure_floor(cell: TrainingLadder, device: torch.device) -> list[Measurement]:
-    """Measure what each part of a bf16 step takes alone, and the rates that closed forms need."""
+    """Measure what each part of a bf16 step takes alone, and of an FP8 step, and the rates that closed forms need."""
     step = TOP.setting(vars(cell))
     rows = []
     for part in (matmuls, attention, update):
         rows += rows_or_reason(partial(part, step, device), "floor", "ms", {"work": part.__name__})
         release(device)
     speed = copy_speed(device)
+    if FP8 in rungs_of(cell.rungs):
+        rows += rows_or_reason(partial(fp8_parts, cell, device, speed), "floor", "ms", {"work": FP8_WORK})
+        release(device)
     side = RATE_ROWS[device.type]
     a, b = (torch.randn(side, side, device=device) for _ in range(2))
     seconds = time_replayed(lambda: a @ b, device)
@@ -56,10 +64,30 @@ def floor_row(work: str, seconds: list[float]) -> Measurement:
     return summarize("floor", "ms", [1e3 * lap for lap in seconds], details={"work": work})
 
 
+def fp8_parts(cell: TrainingLadder, device: torch.device, speed: float) -> list[Measurement]:
+    """Measure what an FP8 step does otherwise: matmuls in FP8, and rounding at a copy's speed in bytes/s.
+
+    Raises:
+        Unavailable: the device has no FP8 matmuls.
+    """
+    require(FP8, device)
+    step = FP8.setting(vars(cell))
+    rounding = step.shape.num_layers * sum(fp8_bytes(step)) / speed
+    return [
+        floor_row(FP8_WORK, time_matmuls(step, device, Fp8ProductTensors)),
+        floor_row("FP8 rounding", [rounding]),
+    ]
+
+
 def matmuls(step: Setting, device: torch.device) -> Iterator[Measurement]:
-    """Time all matmuls of a step but attention's in sequence."""
+    """Time all matmuls of a step but attention's."""
+    yield floor_row("matmuls", time_matmuls(step, device, ProductTensors))
+
+
+def time_matmuls(step: Setting, device: torch.device, kind: "type[ProductTensors]") -> list[float]:
+    """Time all matmuls of a step but attention's in sequence, those of blocks with operands of a kind, in seconds."""
     layers = step.shape.num_layers
-    in_blocks = [ProductTensors(*widths, layers, step.tokens, device) for widths in linear_maps(step)]
+    in_blocks = [kind(*widths, layers, step.tokens, device) for widths in linear_maps(step)]
     head = ProductTensors(step.shape.d_model, step.vocab_size, 1, step.tokens, device)
 
     def run() -> None:
@@ -72,7 +100,7 @@ def matmuls(step: Setting, device: torch.device) -> Iterator[Measurement]:
             for product in reversed(in_blocks):
                 product.backward(layer)
 
-    yield floor_row("matmuls", time_replayed(run, device))
+    return time_replayed(run, device)
 
 
 class ProductTensors:
@@ -104,6 +132,34 @@ class ProductTensors:
         """Compute both gradients."""
         self.input_gradient(layer)
         self.weight_gradient(layer)
+
+
+class Fp8ProductTensors(ProductTensors):
+    """The same in FP8: of each operand the rows and the columns, as an FP8 step keeps them."""
+
+    def __init__(self, d_in: int, d_out: int, count: int, tokens: int, device: torch.device):
+        super().__init__(d_in, d_out, count, tokens, device)
+        self.operand = round_operand(self.x, E4M3, rowwise=False, columns=True)
+        self.gradients = round_operand(self.gradient, E5M2, rowwise=False, columns=True)
+        self.rounded = [round_operand(weight, E4M3, rowwise=False, columns=True) for weight in self.weights]
+
+    def forward(self, layer: int) -> None:
+        """Compute y [tokens, d_out]."""
+        x, weight = self.operand, self.rounded[layer]
+        matmul(x.rows, x.scale, weight.rows, weight.scale, torch.bfloat16, fast=True)
+
+    def input_gradient(self, layer: int) -> None:
+        """Compute the gradient of x [tokens, d_in]."""
+        self._multiply(self.gradients.rows, self.rounded[layer].columns, self.rounded[layer].scale)
+
+    def weight_gradient(self, layer: int) -> None:
+        """Compute the gradient of a block's weights [d_out, d_in]."""
+        self._multiply(self.gradients.columns, self.operand.columns, self.operand.scale)
+
+    def _multiply(self, gradients: Tensor | None, other: Tensor | None, scale: Tensor) -> None:
+        assert gradients is not None
+        assert other is not None
+        matmul(gradients, self.gradients.scale, other, scale, torch.bfloat16, fast=False)
 
 
 def attention(step: Setting, device: torch.device) -> Iterator[Measurement]:
