@@ -24,6 +24,7 @@ from cs336_systems.fit.gpus import rates_of
 from cs336_systems.fit.recorded import PATH, Recorded, read
 from scripts.views.data import load_recorded, measured_gpu, select
 from scripts.views.steps import step_table
+from scripts.views.training_ladder import PARTS
 from scripts.views.what_fits import HELD_BACK, judged, measured_steps, predictions, summary
 
 RECORDED = Path("recorded/nvidia-h200/raw")
@@ -50,7 +51,8 @@ def observations(tables: Mapping[str, DataFrame]) -> Iterator[Observation]:
         rates = rates_of(row["gpu"])
         assert rates is not None
         yield Observation(row["label"], step_work(row["setting"], rates), row["time"])
-    for _, row in select(tables["training_ladder"], metric="floor", status="ok").iterrows():
+    parts = select(tables["training_ladder"], metric="floor", status="ok")
+    for _, row in parts[parts["work"].isin(PARTS)].iterrows():
         rates = rates_of(row["gpu"])
         assert rates is not None
         yield Observation(row["label"], part_work(row["work"], TOP.setting(row), rates), row["median"])
