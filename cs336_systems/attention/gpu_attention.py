@@ -42,14 +42,22 @@ def _kernels(device: int, dtype: torch.dtype, q_shape: torch.Size, k_shape: torc
     return launch
 
 
-def _choose(q: Tensor, k: Tensor, options: tuple[Any, ...], deterministic: bool) -> tuple[Any, Any]:
-    """Choose a module as _kernels does, and the options to pass on: none if they change no result.
-
-    The Hopper kernels have sinks and windows, too, but no GPU has run them yet.
-    """
-    if not (options and Options(*options).change_results):
+def _choose(q: Tensor, k: Tensor, is_causal: bool, options: tuple[Any, ...], deterministic: bool) -> tuple[Any, Any]:
+    """Choose a module as _kernels does, and the options to pass on: none if they change no result."""
+    never_hopper, k_shape = deterministic, k.shape
+    if options and (chosen := Options(*options)).change_results:
+        never_hopper |= not _on_hopper(is_causal, chosen)
+        if chosen.window_left >= 0:  # as fast as with fewer keys
+            k_shape = torch.Size((*k.shape[:-2], min(k.shape[-2], chosen.window_left + 1), k.shape[-1]))
+    else:
         options = ()
-    return _kernels(q.get_device(), q.dtype, q.shape, k.shape, deterministic or bool(options)), options
+    return _kernels(q.get_device(), q.dtype, q.shape, k_shape, never_hopper), options
+
+
+def _on_hopper(is_causal: bool, options: Options) -> bool:
+    """Whether the Hopper kernels have options: all but packed documents and, without a causal mask, windows."""
+    has_window = options.window_left >= 0 or options.window_right >= 0
+    return options.cu_seqlens_q is None and (is_causal or not has_window)
 
 
 def hopper_obstacle(device: int, dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size) -> str:
@@ -91,7 +99,7 @@ def attention_forward(
         scale: factor of the scores, 1 / √d if None.
         options: the fields of Options.
     """
-    kernels, options = _choose(q, k, options, False)
+    kernels, options = _choose(q, k, is_causal, options, False)
     return kernels.attention_forward(q, k, v, is_causal, scale, *options)
 
 
@@ -111,7 +119,7 @@ def attention_backward(
     """Compute the gradients of q, k, v and sinks from those of the output and, if there is one, of L."""
     asked = bool(options) and Options(*options).deterministic
     deterministic = asked or torch.are_deterministic_algorithms_enabled()
-    kernels, options = _choose(q, k, options, deterministic)
+    kernels, options = _choose(q, k, is_causal, options, deterministic)
     return kernels.attention_backward(grad_o, q, k, v, o, lse, is_causal, scale, grad_lse, *options)
 
 

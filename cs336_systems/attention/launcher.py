@@ -43,7 +43,7 @@ class Launch:
         kernel: Any,
         grid: tuple[int, int, int],
         scalars: Sequence[float | None],
-        constexprs: Sequence[int | str],
+        constexprs: Sequence[float | str | None],
         *,
         num_warps: int = 4,
         maxnreg: int | None = None,

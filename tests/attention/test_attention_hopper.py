@@ -6,6 +6,7 @@ Kernels that wait for each other can hang where those of test_attention_gpu.py c
 import itertools
 import re
 import subprocess
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from tests.attention.test_attention import (
 from tests.attention.test_options import Case, launch_results
 from tests.attention.test_options import excess as excess_of_case
 from tests.attention.test_options import make_inputs as make_inputs_of_case
+from tests.attention.test_options import results as results_of_case
 
 pytest.importorskip("triton.experimental.gluon", reason="needs Triton with Gluon")
 
@@ -374,6 +376,32 @@ def test_sinks(d, is_causal):
 
 
 @on_gpu
+def test_options_reach_these_kernels(monkeypatch):
+    """Forward and backward, but for deterministic gradients, and windows without a causal mask."""
+    case = Case(((700, 700),), 64, 4, 2, True, (100, -1), 2.0, has_sinks=True)
+    inputs = make_inputs_of_case(case, BF16, "cuda")
+    assert not excess_of_case(case, inputs, results_of_case(case, inputs, deterministic=True))
+    monkeypatch.setattr(triton_launch, "attention_forward", None)
+    with pytest.raises(TypeError):
+        results_of_case(replace(case, is_causal=False), inputs)
+    monkeypatch.setattr(triton_launch, "attention_backward", None)
+    assert not excess_of_case(case, inputs, results_of_case(case, inputs))
+
+
+@on_gpu
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("lengths", [(193, 193), (1001, 700), (257, 700)], ids=str)
+@pytest.mark.parametrize("d", [64, 80, 128])
+def test_softcap(d, lengths, is_causal):
+    """Caps that change all scores and few, alone and with a window and sinks."""
+    for softcap, window, dtype in ((0.5, -1, BF16), (2.0, 100, BF16), (30.0, -1, FP16)):
+        window = (window if is_causal else -1, -1)
+        case = Case((lengths,), d, 4, 2, is_causal, window, softcap, has_sinks=softcap == 2.0)
+        inputs = make_inputs_of_case(case, dtype, "cuda")
+        assert not excess_of_case(case, inputs, launch_results(case, inputs, launch)), softcap
+
+
+@on_gpu
 @pytest.mark.parametrize("d", [64, 80, 128])
 @pytest.mark.parametrize("tiles", [None, 1, 2, 3])
 def test_tiles_of_windows(tiles, d):
@@ -480,10 +508,12 @@ def launches() -> dict[str, Launch]:
         result[f"backward, d {d}{shared}"] = backward.main
         if not shared:
             tiles = ForwardTiles(consumers=kinds[-1], group=2)
-            forward = launch._forward_launch(tiles, True, None, BF16, shape, k_shape, strides[:4], 300, torch.float32)
-            result[f"forward, d {d}, window and sinks"] = forward
-            backward = launch._backward_launches(None, True, None, BF16, shape, k_shape, strides, 300)
-            result[f"backward, d {d}, window"] = backward.main
+            options = (300, 30.0, torch.float32)
+            forward = launch._forward_launch(tiles, True, None, BF16, shape, k_shape, strides[:4], *options)
+            result[f"forward, d {d}, window, softcap, sinks"] = forward
+            for name, options in (("window", (300,)), ("softcap", (-1, 30.0))):
+                backward = launch._backward_launches(None, True, None, BF16, shape, k_shape, strides, *options)
+                result[f"backward, d {d}, {name}"] = backward.main
     return result
 
 
@@ -526,6 +556,7 @@ def test_kernels_are_valid_gluon(name):
         ("backward, d 64", 16, 40, 0),
         pytest.param("backward, d 64, shared", 16, 40, 0, marks=pytest.mark.slow),
         pytest.param("backward, d 64, window", 16, 72, 6, marks=pytest.mark.slow),
+        pytest.param("backward, d 64, softcap", 16, 40, 0, marks=pytest.mark.slow),
         pytest.param("backward, d 80", 26, 40, 0, marks=pytest.mark.slow),
         pytest.param("backward, d 96", 28, 64, 1, marks=pytest.mark.slow),
     ],

@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from cs336_systems.attention.hopper.copies import store_wait
 from cs336_systems.attention.hopper.head_tiles import store_matrix
+from cs336_systems.attention.hopper.softcap import cap_scores
 
 NEVER = gl.constexpr(2**31 - 1)  # beyond all queries
 
@@ -108,10 +109,12 @@ def probabilities(
     first_query,  # that sees a key
     softmax_scale_log2,
     window_left,
+    SOFTCAP_LOG2: gl.constexpr,
     MASKED: gl.constexpr,
 ):
     """P^T, [64 keys, 64 queries] fp32; queries beyond the end have an infinite L and P = 0."""
-    p = gl.exp2(scores * softmax_scale_log2 - lse[None, :])
+    scores, scale = cap_scores(scores, softmax_scale_log2, SOFTCAP_LOG2)
+    p = gl.exp2(scores * scale - lse[None, :])
     if MASKED:
         # A comparison with a constant for each number, as in the forward kernel.
         column = gl.arange(0, 64, layout=gl.SliceLayout(0, scores.type.layout))

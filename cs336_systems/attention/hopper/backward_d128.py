@@ -49,6 +49,7 @@ from cs336_systems.attention.hopper.head_tiles import (
     zero_sums,
 )
 from cs336_systems.attention.hopper.registers import pack, unpack
+from cs336_systems.attention.hopper.softcap import through_softcap
 
 STAGES = gl.constexpr(2)  # of the rings of queries and output gradients
 
@@ -102,13 +103,14 @@ def attention_backward_d128_kernel(
     heads,
     n_queries,
     n_keys,
-    softmax_scale_log2,  # log2(e) / sqrt(d)
+    softmax_scale_log2,  # log2(e) / sqrt(d); with softcap 1 / (softcap sqrt(d))
     softmax_scale,  # 1 / sqrt(d)
     window_left,  # with a causal mask only; None for none
     HEADS_PER_KV_HEAD: gl.constexpr,  # neighbouring heads of q that share one of k and v
     BLOCK_D: gl.constexpr,  # d, padded to 80, 96 or 128
     IS_CAUSAL: gl.constexpr,
     RAGGED: gl.constexpr,  # n_keys is no multiple of 128
+    SOFTCAP_LOG2: gl.constexpr,  # softcap log2(e); None for none
     DKDV_REGISTERS: gl.constexpr,  # per thread
 ):
     """Compute dK, dV and a share of dQ for 128 keys; the grid is (heads in a group, key tiles, groups of heads)."""
@@ -135,8 +137,8 @@ def attention_backward_d128_kernel(
                 load_and_sum_dq,
                 (q, k, v, do, lse_delta, dq, inputs, window_left, HEADS_PER_KV_HEAD, BLOCK_D, IS_CAUSAL, RAGGED),
             ),
-            (sum_dkdv, (dk, dv, inputs, window_left, 0, BLOCK_D, IS_CAUSAL, RAGGED)),
-            (sum_dkdv, (dk, dv, inputs, window_left, 1, BLOCK_D, IS_CAUSAL, RAGGED)),
+            (sum_dkdv, (dk, dv, inputs, window_left, 0, BLOCK_D, IS_CAUSAL, RAGGED, SOFTCAP_LOG2)),
+            (sum_dkdv, (dk, dv, inputs, window_left, 1, BLOCK_D, IS_CAUSAL, RAGGED, SOFTCAP_LOG2)),
         ],
         [4, 4],
         [DKDV_REGISTERS, DKDV_REGISTERS],
@@ -261,6 +263,7 @@ def sum_dkdv(
     BLOCK_D: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
     RAGGED: gl.constexpr,
+    SOFTCAP_LOG2: gl.constexpr,
 ):
     """Sum dK and dV of 64 keys."""
     shared, heads, n_queries, n_keys, softmax_scale_log2, softmax_scale = inputs
@@ -282,12 +285,12 @@ def sum_dkdv(
         start_m = query_tile(work, j, window_left, IS_CAUSAL) * 64
         dk_sum, dv_sum = step(
             *(j, start_m, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query),
-            *(softmax_scale_log2, window_left, INDEX, BLOCK_D, True),
+            *(softmax_scale_log2, window_left, INDEX, BLOCK_D, SOFTCAP_LOG2, True),
         )
     for j in range(masked, work.steps):
         dk_sum, dv_sum = step(
             *(j, 0, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query),
-            *(softmax_scale_log2, window_left, INDEX, BLOCK_D, False),
+            *(softmax_scale_log2, window_left, INDEX, BLOCK_D, SOFTCAP_LOG2, False),
         )
     if INDEX == 0:
         wait_for_turn(0)  # the last turn given, which nobody else takes
@@ -310,6 +313,7 @@ def step(
     window_left,
     INDEX: gl.constexpr,
     BLOCK_D: gl.constexpr,
+    SOFTCAP_LOG2: gl.constexpr,
     MASKED: gl.constexpr,
 ):
     """Add the contribution of 64 queries to dK and dV."""
@@ -329,12 +333,14 @@ def step(
     scores = multiply_transposed(k_tile, q_tile, zero)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     give_turn(1 - INDEX)
-    p = probabilities(scores, lse, start_m, first_query, softmax_scale_log2, window_left, MASKED)
+    p = probabilities(scores, lse, start_m, first_query, softmax_scale_log2, window_left, SOFTCAP_LOG2, MASKED)
     if BLOCK_D > 96:
         v_tile = matrix_of(shared.v, INDEX + none)
     dp = multiply_transposed(v_tile, do_tile, zero)
     dp = warpgroup_mma_wait(0, deps=(dp,))
     ds = p * (dp - shared.delta.index(stage).load(gl.SliceLayout(0, S))[None, :])
+    if SOFTCAP_LOG2 is not None:
+        ds = through_softcap(ds, p, shared.lse.index(stage).load(gl.SliceLayout(0, S)), SOFTCAP_LOG2)
     dv = add_product(dv, pack(p, DTYPE), do_tile)
     packed_ds = pack(ds, DTYPE)
     dk = add_product(dk, packed_ds, q_tile)

@@ -29,6 +29,7 @@ from cs336_systems.attention.hopper.backward_common import (
 from cs336_systems.attention.hopper.barriers import allocate_barriers, wait_empty, wait_full
 from cs336_systems.attention.hopper.copies import async_load
 from cs336_systems.attention.hopper.registers import pack, unpack
+from cs336_systems.attention.hopper.softcap import through_softcap
 
 STAGES = gl.constexpr(2)  # of the rings of queries and output gradients
 DS_STAGES = gl.constexpr(2)  # of the ring of dS
@@ -73,12 +74,13 @@ def attention_backward_d64_kernel(
     heads,
     n_queries,
     n_keys,
-    softmax_scale_log2,  # log2(e) / sqrt(d)
+    softmax_scale_log2,  # log2(e) / sqrt(d); with softcap 1 / (softcap sqrt(d))
     softmax_scale,  # 1 / sqrt(d)
     window_left,  # with a causal mask only; None for none
     HEADS_PER_KV_HEAD: gl.constexpr,  # neighbouring heads of q that share one of k and v
     IS_CAUSAL: gl.constexpr,
     RAGGED: gl.constexpr,  # n_keys is no multiple of 128
+    SOFTCAP_LOG2: gl.constexpr,  # softcap log2(e); None for none
     DKDV_REGISTERS: gl.constexpr,  # per thread
     LOADER_REGISTERS: gl.constexpr,
 ):
@@ -105,8 +107,8 @@ def attention_backward_d64_kernel(
     gl.warp_specialize(
         [
             (sum_dq, (dq, inputs, window_left, IS_CAUSAL, RAGGED)),
-            (sum_dkdv, (dk, dv, inputs, window_left, 0, IS_CAUSAL, RAGGED)),
-            (sum_dkdv, (dk, dv, inputs, window_left, 1, IS_CAUSAL, RAGGED)),
+            (sum_dkdv, (dk, dv, inputs, window_left, 0, IS_CAUSAL, RAGGED, SOFTCAP_LOG2)),
+            (sum_dkdv, (dk, dv, inputs, window_left, 1, IS_CAUSAL, RAGGED, SOFTCAP_LOG2)),
             (loader, (q, k, v, do, lse_delta, inputs, window_left, HEADS_PER_KV_HEAD, IS_CAUSAL, RAGGED)),
         ],
         [4, 4, 1],
@@ -167,6 +169,7 @@ def sum_dkdv(
     INDEX: gl.constexpr,  # which of the two warpgroups this is
     IS_CAUSAL: gl.constexpr,
     RAGGED: gl.constexpr,
+    SOFTCAP_LOG2: gl.constexpr,
 ):
     """Sum dK and dV of 64 keys."""
     shared, heads, n_queries, n_keys, softmax_scale_log2, softmax_scale = inputs
@@ -189,12 +192,12 @@ def sum_dkdv(
         start_m = query_tile(work, j, window_left, IS_CAUSAL) * 64
         scores, dk_sum, dv_sum = step(
             *(j, start_m, scores, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query),
-            *(softmax_scale_log2, window_left, INDEX, True),
+            *(softmax_scale_log2, window_left, INDEX, SOFTCAP_LOG2, True),
         )
     for j in range(masked, work.steps):
         scores, dk_sum, dv_sum = step(
             *(j, 0, scores, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query),
-            *(softmax_scale_log2, window_left, INDEX, False),
+            *(softmax_scale_log2, window_left, INDEX, SOFTCAP_LOG2, False),
         )
     store_gradient(dv, (dv_sum,), 1.0, (shared.v.index(INDEX),), heads, start_n)
     store_gradient(dk, (dk_sum,), softmax_scale, (shared.v.index(INDEX),), heads, start_n)
@@ -215,6 +218,7 @@ def step(
     softmax_scale_log2,
     window_left,
     INDEX: gl.constexpr,
+    SOFTCAP_LOG2: gl.constexpr,
     MASKED: gl.constexpr,
 ):
     """Add the contribution of 64 queries to dK and dV, and compute the next step's scores."""
@@ -227,10 +231,12 @@ def step(
     wait_full(shared.do_full, j, STAGES)
     dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), zero, use_acc=False, is_async=True)
     lse = shared.lse.index(stage).load(gl.SliceLayout(0, S))
-    p = probabilities(scores, lse, start_m, first_query, softmax_scale_log2, window_left, MASKED)
+    p = probabilities(scores, lse, start_m, first_query, softmax_scale_log2, window_left, SOFTCAP_LOG2, MASKED)
     dv = warpgroup_mma(unpack(pack(p, DTYPE), DTYPE, OPERAND), do_tile, dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=(dp,))
     ds = p * (dp - shared.delta.index(stage).load(gl.SliceLayout(0, S))[None, :])
+    if SOFTCAP_LOG2 is not None:
+        ds = through_softcap(ds, p, shared.lse.index(stage).load(gl.SliceLayout(0, S)), SOFTCAP_LOG2)
     ds_operand = unpack(pack(ds, DTYPE), DTYPE, OPERAND)
     dk = warpgroup_mma(ds_operand, shared.q.index(stage), dk, is_async=True)
     wait_full(shared.q_full, j + 1, STAGES)

@@ -41,6 +41,7 @@ from cs336_systems.attention.hopper.head_tiles import (
     zero_sums,
 )
 from cs336_systems.attention.hopper.registers import pack
+from cs336_systems.attention.hopper.softcap import cap_scores
 
 STAGES = gl.constexpr(2)  # of the ring
 BLOCK_N = gl.constexpr(128)  # keys per step
@@ -77,12 +78,13 @@ def attention_forward_kernel(
     heads,
     n_queries,
     n_keys,
-    softmax_scale_log2,  # log2(e) / sqrt(d)
+    softmax_scale_log2,  # log2(e) / sqrt(d); with softcap 1 / (softcap sqrt(d))
     window_left,  # with a causal mask only
     HEADS_PER_KV_HEAD: gl.constexpr,  # neighbouring heads of q that share one of k and v
     BLOCK_D: gl.constexpr,  # d, padded to 64, 80, 96 or 128
     CONSUMERS: gl.constexpr,  # warpgroups of 64 queries
     IS_CAUSAL: gl.constexpr,
+    SOFTCAP_LOG2: gl.constexpr,  # softcap log2(e); None for none
     CONSUMER_REGISTERS: gl.constexpr,  # per thread
     LOADER_REGISTERS: gl.constexpr,
 ):
@@ -100,7 +102,7 @@ def attention_forward_kernel(
     if CONSUMERS == 1:
         gl.warp_specialize(
             [
-                (consumer, (o, lse, sinks, inputs, window_left, 0, BLOCK_D, CONSUMERS, IS_CAUSAL)),
+                (consumer, (o, lse, sinks, inputs, window_left, 0, BLOCK_D, CONSUMERS, IS_CAUSAL, SOFTCAP_LOG2)),
                 (loader, (q, k, v, inputs, window_left, HEADS_PER_KV_HEAD, BLOCK_D, CONSUMERS, IS_CAUSAL)),
             ],
             [1],
@@ -109,8 +111,8 @@ def attention_forward_kernel(
     elif CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consumer, (o, lse, sinks, inputs, window_left, 0, BLOCK_D, CONSUMERS, IS_CAUSAL)),
-                (consumer, (o, lse, sinks, inputs, window_left, 1, BLOCK_D, CONSUMERS, IS_CAUSAL)),
+                (consumer, (o, lse, sinks, inputs, window_left, 0, BLOCK_D, CONSUMERS, IS_CAUSAL, SOFTCAP_LOG2)),
+                (consumer, (o, lse, sinks, inputs, window_left, 1, BLOCK_D, CONSUMERS, IS_CAUSAL, SOFTCAP_LOG2)),
                 (loader, (q, k, v, inputs, window_left, HEADS_PER_KV_HEAD, BLOCK_D, CONSUMERS, IS_CAUSAL)),
             ],
             [4, 1],
@@ -119,9 +121,9 @@ def attention_forward_kernel(
     else:
         gl.warp_specialize(
             [
-                (consumer, (o, lse, sinks, inputs, window_left, 0, BLOCK_D, CONSUMERS, IS_CAUSAL)),
-                (consumer, (o, lse, sinks, inputs, window_left, 1, BLOCK_D, CONSUMERS, IS_CAUSAL)),
-                (consumer, (o, lse, sinks, inputs, window_left, 2, BLOCK_D, CONSUMERS, IS_CAUSAL)),
+                (consumer, (o, lse, sinks, inputs, window_left, 0, BLOCK_D, CONSUMERS, IS_CAUSAL, SOFTCAP_LOG2)),
+                (consumer, (o, lse, sinks, inputs, window_left, 1, BLOCK_D, CONSUMERS, IS_CAUSAL, SOFTCAP_LOG2)),
+                (consumer, (o, lse, sinks, inputs, window_left, 2, BLOCK_D, CONSUMERS, IS_CAUSAL, SOFTCAP_LOG2)),
                 (loader, (q, k, v, inputs, window_left, HEADS_PER_KV_HEAD, BLOCK_D, CONSUMERS, IS_CAUSAL)),
             ],
             [4, 4, 1],
@@ -202,6 +204,7 @@ def consumer(
     BLOCK_D: gl.constexpr,
     CONSUMERS: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
+    SOFTCAP_LOG2: gl.constexpr,
 ):
     """Compute attention of 64 queries."""
     shared, heads, n_queries, n_keys, softmax_scale_log2 = inputs
@@ -240,7 +243,7 @@ def consumer(
     mbarrier.arrive(shared.empty.index(0))
     start_n = (end - 1) * BLOCK_N
     p, row_max, row_sum, _ = online_softmax(
-        scores, row_max, row_sum, last_key, first_key, start_n, softmax_scale_log2, WINDOWED, True
+        scores, row_max, row_sum, last_key, first_key, start_n, softmax_scale_log2, SOFTCAP_LOG2, WINDOWED, True
     )
     packed = pack(p, DTYPE)
 
@@ -253,7 +256,7 @@ def consumer(
         for t in range(1, end - end_unmasked):
             packed, acc, row_max, row_sum = step(
                 *(t, end, packed, acc, row_max, row_sum, zero, q_tile, shared, last_key, first_key),
-                *(softmax_scale_log2, INDEX, NEXT, BLOCK_D, CONSUMERS, WINDOWED, True),
+                *(softmax_scale_log2, INDEX, NEXT, BLOCK_D, CONSUMERS, SOFTCAP_LOG2, WINDOWED, True),
             )
     end_of_loop = steps
     if WINDOWED:
@@ -262,13 +265,13 @@ def consumer(
     for t in range(end - end_unmasked, end_of_loop):
         packed, acc, row_max, row_sum = step(
             *(t, end, packed, acc, row_max, row_sum, zero, q_tile, shared, last_key, first_key),
-            *(softmax_scale_log2, INDEX, NEXT, BLOCK_D, CONSUMERS, WINDOWED, False),
+            *(softmax_scale_log2, INDEX, NEXT, BLOCK_D, CONSUMERS, SOFTCAP_LOG2, WINDOWED, False),
         )
     if WINDOWED:
         for t in range(end_of_loop, steps):
             packed, acc, row_max, row_sum = step(
                 *(t, end, packed, acc, row_max, row_sum, zero, q_tile, shared, last_key, first_key),
-                *(softmax_scale_log2, INDEX, NEXT, BLOCK_D, CONSUMERS, WINDOWED, True),
+                *(softmax_scale_log2, INDEX, NEXT, BLOCK_D, CONSUMERS, SOFTCAP_LOG2, WINDOWED, True),
             )
 
     wait_full(shared.full, steps, STAGES)
@@ -313,6 +316,7 @@ def step(
     NEXT: gl.constexpr,
     BLOCK_D: gl.constexpr,
     CONSUMERS: gl.constexpr,
+    SOFTCAP_LOG2: gl.constexpr,
     WINDOWED: gl.constexpr,
     MASKED: gl.constexpr,
 ):
@@ -328,7 +332,7 @@ def step(
     scores = warpgroup_mma_wait(len(acc), deps=(scores,))
     start_n = (end - 1 - t) * BLOCK_N
     p, row_max, row_sum, correction = online_softmax(
-        scores, row_max, row_sum, last_key, first_key, start_n, softmax_scale_log2, WINDOWED, MASKED
+        scores, row_max, row_sum, last_key, first_key, start_n, softmax_scale_log2, SOFTCAP_LOG2, WINDOWED, MASKED
     )
     acc = wait_for_sums(0, acc)
     mbarrier.arrive(shared.empty.index(stage))
@@ -344,12 +348,14 @@ def online_softmax(
     first_key,  # if WINDOWED
     start_n,
     softmax_scale_log2,
+    SOFTCAP_LOG2: gl.constexpr,
     WINDOWED: gl.constexpr,
     MASKED: gl.constexpr,
 ):
     """Compute probabilities relative to the new maximum, that maximum, the new sums, and the factor of older sums."""
     S: gl.constexpr = scores.type.layout
     ROWS: gl.constexpr = row_max.type.layout
+    scores, scale = cap_scores(scores, softmax_scale_log2, SOFTCAP_LOG2)
     if MASKED:
         # A column number is a lane's part, bits 1 and 2, plus a part known at compile time. Split, they leave one
         # comparison with a constant for each score; comparing the whole number costs three more instructions.
@@ -359,8 +365,8 @@ def online_softmax(
         if WINDOWED:
             first_column = (first_key - start_n)[:, None] - (column & 6)[None, :]
             scores = gl.where((column & ~6)[None, :] >= first_column, scores, float("-inf"))
-    new_max = gl.maximum(row_max, gl.convert_layout(gl.max(scores, 1), ROWS) * softmax_scale_log2)
-    p = gl.exp2(scores * softmax_scale_log2 - gl.convert_layout(new_max, gl.SliceLayout(1, S))[:, None])
+    new_max = gl.maximum(row_max, gl.convert_layout(gl.max(scores, 1), ROWS) * scale)
+    p = gl.exp2(scores * scale - gl.convert_layout(new_max, gl.SliceLayout(1, S))[:, None])
     correction = gl.exp2(row_max - new_max)
     sums = gl.convert_layout(correction, gl.SliceLayout(1, row_sum.type.layout), assert_trivial=True)
     return p, new_max, row_sum * sums[:, None] + lane_sums(p), correction

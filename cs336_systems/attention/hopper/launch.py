@@ -36,7 +36,7 @@ from cs336_systems.attention.launcher import (
     sum_shared,
 )
 from cs336_systems.attention.operators import empty_output, softmax_scale
-from cs336_systems.attention.options import OPEN, Options, sink_gradient, window_of
+from cs336_systems.attention.options import DEFAULTS, OPEN, Options, sink_gradient, window_of
 
 LOG2_E = math.log2(math.e)
 DTYPES = (torch.bfloat16, torch.float16)
@@ -88,26 +88,19 @@ def attention_forward(
 ) -> tuple[Tensor, Tensor]:
     """Compute the output, like q, and its log-sum-exp L, [..., n_queries] fp32, natural logarithm.
 
-    Scores are multiplied by scale, 1 / √d if None; options are the fields of Options, of which sinks and, with a
-    causal mask, a window may be set. Tiles are the default ones unless an experiment passes its own.
+    Scores are multiplied by scale, 1 / √d if None; options are the fields of Options, without documents and, unless
+    with a causal mask, without a window. Tiles are the default ones unless an experiment passes its own.
     """
-    window_left, sinks = _split(options)
+    chosen = Options(*options) if options else DEFAULTS
     o = empty_output(q)
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     q, k, v = ensure_described(q), ensure_described(k), ensure_described(v)
     strides = (q.stride(), k.stride(), v.stride(), o.stride())
-    of_sinks = None if sinks is None else sinks.dtype
-    launch = _forward_launch(tiles, is_causal, scale, q.dtype, q.shape, k.shape, strides, window_left, of_sinks)
-    launch(q, k, v, o, lse, *(() if sinks is None else (sinks.contiguous(),)))
+    sinks = () if chosen.sinks is None else (chosen.sinks.contiguous(),)
+    variant = (chosen.window_left, chosen.softcap, sinks[0].dtype if sinks else None)
+    launch = _forward_launch(tiles, is_causal, scale, q.dtype, q.shape, k.shape, strides, *variant)
+    launch(q, k, v, o, lse, *sinks)
     return o, lse
-
-
-def _split(options: tuple[Any, ...]) -> tuple[int, Tensor | None]:
-    """The left side of the window, and sinks."""
-    if not options:
-        return OPEN, None
-    chosen = Options(*options)
-    return chosen.window_left, chosen.sinks
 
 
 def attention_backward(
@@ -129,12 +122,13 @@ def attention_backward(
 
     Heads are in groups of the default size unless an experiment passes its own.
     """
-    window_left, sinks = _split(options)
+    chosen = Options(*options) if options else DEFAULTS
     dq, (dk, dv) = empty_output(q), key_gradients(q, k, v)
     inputs = k, v
     do, q, k, v = ensure_described(grad_o), ensure_described(q), ensure_described(k), ensure_described(v)
     strides = tuple(x.stride() for x in (q, k, v, do, dk, dv, o, dq))
-    launches = _backward_launches(group, is_causal, scale, q.dtype, q.shape, k.shape, strides, window_left)
+    variant = (chosen.window_left, chosen.softcap)
+    launches = _backward_launches(group, is_causal, scale, q.dtype, q.shape, k.shape, strides, *variant)
     lse_delta = lse.new_empty(launches.lse_delta_size)
     dq_sums = lse.new_empty(launches.dq_size)
     launches.preprocess(o, do, lse, lse_delta, dq_sums)
@@ -143,9 +137,9 @@ def attention_backward(
     launches.main(q, k, v, do, dk, dv, lse_delta, dq_sums)
     launches.postprocess(dq_sums, dq)
     gradients = [dq, *sum_shared(dk, dv, *inputs)]
-    if sinks is not None:
+    if chosen.sinks is not None:
         delta = lse_delta.view(*lse.shape[:2], -1, 2, QUERIES)[:, :, :, 1].flatten(2)[..., : lse.shape[2]]
-        gradients.append(sink_gradient(sinks, lse, delta))
+        gradients.append(sink_gradient(chosen.sinks, lse, delta))
     return gradients
 
 
@@ -167,21 +161,29 @@ def _forward_launch(
     k_shape: torch.Size,
     strides: Strides,
     window_left: int = OPEN,
+    softcap: float = 0.0,
     sinks: torch.dtype | None = None,
 ) -> Launch:
     batch, heads, n_queries, d = shape_4d(q_shape)
     n_keys = k_shape[-2]
     block_d = _block_d(d)
-    tiles = tiles or forward_tiles(block_d, batch * heads, n_queries, n_keys)
+    left, _ = window_of(is_causal, Options(window_left), n_queries, n_keys)
+    tiles = tiles or forward_tiles(block_d, batch * heads, n_queries, n_keys, left)
     q, k, v, o = strides
     group = largest_group(tiles.group, batch * heads)
-    left, _ = window_of(is_causal, Options(window_left), n_queries, n_keys)
     missing = (None,) if sinks is None else ()
     return Launch(
         attention_forward_kernel,
         (group, cdiv(n_queries, tiles.consumers * QUERIES), batch * heads // group),
-        (*missing, heads, n_queries, n_keys, LOG2_E * softmax_scale(d, scale), left),
-        (heads // shape_4d(k_shape)[1], block_d, tiles.consumers, is_causal, *tiles.registers),
+        (*missing, heads, n_queries, n_keys, _score_scale(softmax_scale(d, scale), softcap), left),
+        (
+            heads // shape_4d(k_shape)[1],
+            block_d,
+            tiles.consumers,
+            is_causal,
+            softcap * LOG2_E or None,
+            *tiles.registers,
+        ),
         maxnreg=tiles.maxnreg,
         descriptors=[
             _tiles_of(q_shape, q, QUERIES, block_d),
@@ -212,6 +214,7 @@ def _backward_launches(
     k_shape: torch.Size,
     strides: Strides,
     window_left: int = OPEN,
+    softcap: float = 0.0,
 ) -> BackwardLaunches:
     batch, heads, n_queries, d = shape_4d(q_shape)
     n_keys = k_shape[-2]
@@ -233,11 +236,12 @@ def _backward_launches(
     dq_columns = min(box_columns(block_d), 64)
     row = {"shape": [lse_delta_size], "strides": [1], "block_shape": [QUERIES], "layout": ROW_LAYOUT}
     widths = () if block_d == 64 else (block_d,)
+    flags = (is_causal, n_keys % KEYS != 0, softcap * LOG2_E or None)
     main = Launch(
         attention_backward_d64_kernel if block_d == 64 else attention_backward_d128_kernel,
         (group, cdiv(n_keys, KEYS), batch * heads // group),
-        (heads, n_queries, n_keys, LOG2_E * scale, scale, left),
-        (heads // shape_4d(k_shape)[1], *widths, is_causal, n_keys % KEYS != 0, *BACKWARD_REGISTERS[block_d]),
+        (heads, n_queries, n_keys, _score_scale(scale, softcap), scale, left),
+        (heads // shape_4d(k_shape)[1], *widths, *flags, *BACKWARD_REGISTERS[block_d]),
         descriptors=[
             _tiles_of(q_shape, q, 64, block_d),
             _tiles_of(k_shape, k, 64, dq_columns),
@@ -263,6 +267,11 @@ def _tiles_of(shape: torch.Size, strides: tuple[int, ...], block: int, block_d: 
     blocks = [1, 1, block, box_columns(block_d)]
     layout = tile_layout(block_d, 4)
     return partial(TensorDescriptor, **described_as(shape, strides), block_shape=blocks, layout=layout)
+
+
+def _score_scale(scale: float, softcap: float) -> float:
+    """The factor of the scores as the kernels accept it: in units of log2, or of softcap."""
+    return scale / softcap if softcap else LOG2_E * scale
 
 
 def _block_d(d: int) -> int:

@@ -28,14 +28,17 @@ class ForwardTiles:
         return 128 if self.consumers == 1 else None
 
 
-def forward_tiles(block_d: int, batch_heads: int, n_queries: int, n_keys: int) -> ForwardTiles:
+def forward_tiles(
+    block_d: int, batch_heads: int, n_queries: int, n_keys: int, window_left: int | None = None
+) -> ForwardTiles:
     """Choose the forward kernel's tiles for a head dimension padded to 64, 80, 96 or 128."""
     keys_and_values = n_keys * block_d * 4  # bytes of a head
     if block_d > 64:
         return ForwardTiles(consumers=2, group=max(1, L2_SHARE // 4 // keys_and_values))
     # Small tiles compute less beyond the diagonal and the end, and are enough for all SMs; large ones load
     # less.
-    consumers = 1 if n_queries < 2048 or batch_heads * n_queries < 2**16 else 3
+    narrow = window_left is not None and window_left < 2048
+    consumers = 1 if n_queries < 2048 or batch_heads * n_queries < 2**16 or narrow else 3
     return ForwardTiles(consumers=consumers, group=max(1, L2_SHARE // keys_and_values))
 
 
