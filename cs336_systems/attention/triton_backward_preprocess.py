@@ -79,14 +79,11 @@ def load_lse_delta(
         o = x.o_head
         offset = (o.batch * x.heads + o.head).to(tl.int64) * 2 * x.n_queries_rounded + start_m
         offs_m = start_m + tl.arange(0, BLOCK_M)
-        if DESCRIPTORS:
+        if DESCRIPTORS and not PACKED:
             # Plain loads next to descriptors would cost every thread one asynchronous copy per number.
             lse_tile = x.data.load([offset.to(tl.int32)])
             delta = x.data.load([(offset + x.n_queries_rounded).to(tl.int32)])
-            if PACKED:  # another document may follow
-                lse_tile = tl.where(offs_m < o.n_rows, lse_tile, float("inf"))
-                delta = tl.where(offs_m < o.n_rows, delta, 0.0)
-        elif PACKED:
+        elif PACKED:  # another document may follow; where this one starts is no multiple of the 16 bytes of descriptors
             rows = x.data + offset + tl.arange(0, BLOCK_M)
             lse_tile = tl.load(rows, mask=offs_m < o.n_rows, other=float("inf"))
             delta = tl.load(rows + x.n_queries_rounded, mask=offs_m < o.n_rows, other=0.0)

@@ -83,7 +83,7 @@ def attention_forward(
     matmuls (input_precision of tl.dot) are the default ones unless an experiment passes its own.
     """
     variant, tensors = _variant(options) if options else (PLAIN, ())
-    tiles = tiles or _default_tiles(q, variant)[0]
+    tiles = tiles or default_tiles(q.get_device(), q.dtype, _tiled_shape(q.shape, variant))[0]
     o = empty_output(q)
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     ensure = ensure_described if tiles.descriptors else _ensure_contiguous
@@ -101,14 +101,6 @@ def _variant(options: tuple[Any, ...]) -> tuple[Variant, tuple[Tensor | None, ..
     variant = Variant(left, right, softcap, None if sinks is None else sinks.dtype, documents)
     tensors = [None if x is None else x.contiguous() for x in (sinks, cu_seqlens_q, cu_seqlens_k)]
     return variant, tuple(tensors) if variant.has_tensors else ()
-
-
-def _default_tiles(q: Tensor, variant: Variant) -> tuple[ForwardTiles, BackwardTiles]:
-    """Look up tiles; those of packed documents load by pointers until a GPU has run them with descriptors."""
-    forward, backward = default_tiles(q.get_device(), q.dtype, _tiled_shape(q.shape, variant))
-    if variant.documents is None:
-        return forward, backward
-    return replace(forward, descriptors=False), replace(backward, descriptors=False)
 
 
 def _tiled_shape(shape: torch.Size, variant: Variant) -> torch.Size:
@@ -135,7 +127,7 @@ def attention_backward(
 ) -> list[Tensor]:
     """Compute the gradients of q, k, v and, if there are any, sinks from those of o and, unless it is None, of L."""
     variant, tensors = _variant(options) if options else (PLAIN, ())
-    tiles = tiles or _default_tiles(q, variant)[1]
+    tiles = tiles or default_tiles(q.get_device(), q.dtype, _tiled_shape(q.shape, variant))[1]
     if grad_lse is not None or variant.has_tensors:
         tiles = replace(tiles, preprocess=True)
     dq, (dk, dv) = empty_output(q), key_gradients(q, k, v)
@@ -256,8 +248,9 @@ def _backward_launch(
         _tiles_of(k_shape, k, block, block_d),
         _tiles_of(k_shape, v, block, block_d),
         _tiles_of(q_shape, do, block, block_d),
-        partial(TensorDescriptor, **lse_delta),
     ]
+    if variant.documents is None:  # else see load_lse_delta
+        descriptors.append(partial(TensorDescriptor, **lse_delta))
     return Launch(
         backward_kernel,
         ((key_tiles + query_tiles) * batch * heads, 1, 1),
