@@ -12,7 +12,7 @@ from cs336_systems.attention.autocast import autocast_inputs
 from cs336_systems.attention.chip import HAS_TRITON, kernel_obstacle
 from cs336_systems.attention.differentiation import backward_by, refuse_forward_mode, save_for_backward
 from cs336_systems.attention.operators import define_operators, softmax_scale
-from cs336_systems.attention.options import DEFAULTS, DTYPES, Options, parse_options, shown
+from cs336_systems.attention.options import DEFAULTS, DTYPES, OPEN, Options, parse_options, shown
 from cs336_systems.attention.tiled import tiled_backward, tiled_forward
 
 GpuFlashAttention: type[torch.autograd.Function] | None = None  # as on macOS, on Windows and with ROCm
@@ -159,6 +159,8 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Compute the output and, valid only if it is asked for, L, of inputs that have been checked."""
     sinks = None if options is None else options.sinks
+    if options is not None and options.window_right == 0:  # a causal mask by another name, which more kernels have
+        is_causal, options = True, options._replace(window_right=OPEN)
     if q.numel() == 0:
         factor = k.sum() * v.sum() * (1 if sinks is None else sinks.sum())
         o = (q[..., :1] * factor).expand(*q.shape[:-1], v.shape[-1])  # empty, and differentiable

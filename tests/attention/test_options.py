@@ -180,6 +180,14 @@ def test_a_window_that_hides_nothing_changes_no_bit():
         assert all(torch.equal(got[name], want[name]) for name in want)
 
 
+def test_a_window_that_ends_at_the_query_is_a_causal_mask():
+    inputs = make_inputs(Case(ONE), torch.float32)
+    for left in (-1, 40):
+        want = results(Case(ONE, is_causal=True, window_size=(left, -1)), inputs)
+        got = results(Case(ONE, window_size=(left, 0)), inputs)
+        assert all(torch.equal(got[name], want[name]) for name in want)
+
+
 @pytest.mark.parametrize("shape", [(3, 5, 8), (2, 2, 3, 5, 8), (0, 3, 5, 8)])
 def test_sinks_of_any_leading_axes(shape):
     q = torch.randn(shape, requires_grad=True)
