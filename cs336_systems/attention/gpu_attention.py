@@ -42,16 +42,15 @@ def _kernels(device: int, dtype: torch.dtype, q_shape: torch.Size, k_shape: torc
     return launch
 
 
-def _choose(q: Tensor, k: Tensor, is_causal: bool, options: tuple[Any, ...], deterministic: bool) -> tuple[Any, Any]:
-    """Choose a module as _kernels does, and the options to pass on: none if they change no result."""
-    never_hopper, k_shape = deterministic, k.shape
-    if options and (chosen := Options(*options)).change_results:
-        never_hopper |= not _on_hopper(is_causal, chosen)
+def _choose(q: Tensor, k: Tensor, is_causal: bool, options: tuple[Any, ...]) -> Any:
+    """Choose a module as _kernels does."""
+    never_hopper, k_shape = False, k.shape
+    if options:
+        chosen = Options(*options)
+        never_hopper = not _on_hopper(is_causal, chosen)
         if chosen.window_left >= 0:  # as fast as with fewer keys
             k_shape = torch.Size((*k.shape[:-2], min(k.shape[-2], chosen.window_left + 1), k.shape[-1]))
-    else:
-        options = ()
-    return _kernels(q.get_device(), q.dtype, q.shape, k_shape, never_hopper), options
+    return _kernels(q.get_device(), q.dtype, q.shape, k_shape, never_hopper)
 
 
 def _on_hopper(is_causal: bool, options: Options) -> bool:
@@ -99,8 +98,7 @@ def attention_forward(
         scale: factor of the scores, 1 / √d if None.
         options: the fields of Options.
     """
-    kernels, options = _choose(q, k, is_causal, options, False)
-    return kernels.attention_forward(q, k, v, is_causal, scale, *options)
+    return _choose(q, k, is_causal, options).attention_forward(q, k, v, is_causal, scale, *options)
 
 
 @on_device
@@ -117,9 +115,9 @@ def attention_backward(
     *options: Any,
 ) -> list[Tensor]:
     """Compute the gradients of q, k, v and sinks from those of the output and, if there is one, of L."""
-    asked = bool(options) and Options(*options).deterministic
-    deterministic = asked or torch.are_deterministic_algorithms_enabled()
-    kernels, options = _choose(q, k, is_causal, options, deterministic)
+    if torch.are_deterministic_algorithms_enabled():
+        options = Options(*options)._replace(deterministic=True)
+    kernels = _choose(q, k, is_causal, options)
     return kernels.attention_backward(grad_o, q, k, v, o, lse, is_causal, scale, grad_lse, *options)
 
 

@@ -30,11 +30,6 @@ class Options(NamedTuple):
     cu_seqlens_k: Tensor | None = None
     """The same for keys."""
 
-    @property
-    def change_results(self) -> bool:
-        """Whether they ask for more than determinism."""
-        return self[:3] != (OPEN, OPEN, 0.0) or any(x is not None for x in self[-TENSORS:])
-
 
 SCHEMA = (
     "int window_left=-1, int window_right=-1, float softcap=0.0, bool deterministic=False, Tensor? sinks=None, "

@@ -36,6 +36,7 @@ class Case:
     packed: bool = False
     extra: int = 0
     """Queries, and keys, after the last document."""
+    deterministic: bool = False
 
 
 ONE = ((150, 150),)
@@ -138,7 +139,8 @@ def results(case: Case, inputs: dict[str, Tensor], wrap=lambda function: functio
     """The same from flash_attention or flash_attention_varlen, each wrapped, as by torch.compile."""
     leaves = [inputs[name].detach().requires_grad_() for name in ("q", "k", "v")]
     sinks = inputs["sinks"].detach().requires_grad_() if case.has_sinks else None
-    options = {"window_size": case.window_size, "softcap": case.softcap, "sinks": sinks, "enable_gqa": True} | more
+    options = {"window_size": case.window_size, "softcap": case.softcap, "sinks": sinks, "enable_gqa": True}
+    options |= {"deterministic": case.deterministic} | more
     if case.packed:
         flat = [x[0].transpose(0, 1) for x in leaves]
         o, lse = wrap(flash_attention_varlen)(
@@ -333,7 +335,9 @@ def run_interpreted(names: list[str]) -> None:
 def launch_results(case: Case, inputs: dict[str, Tensor], launch) -> dict[str, Tensor]:
     """Results of kernels, by the module that launches them, for inputs that they take as they are."""
     packed = bounds(case, inputs["q"].device) if case.packed else (None, None)
-    options = Options(*case.window_size, case.softcap, False, inputs["sinks"] if case.has_sinks else None, *packed)
+    options = Options(
+        *case.window_size, case.softcap, case.deterministic, inputs["sinks"] if case.has_sinks else None, *packed
+    )
     q, k, v, do, dlse, _ = inputs.values()
     o, lse = launch.attention_forward(q, k, v, case.is_causal, None, *options)
     gradients = launch.attention_backward(do, q, k, v, o, lse, case.is_causal, None, dlse, *options)

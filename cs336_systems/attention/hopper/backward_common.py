@@ -6,7 +6,11 @@ each and compute, with all matrices transposed so that P^T and dS^T feed the nex
     S^T = K Q^T,   P^T = exp(S^T - L),   dV += P^T dO,   dP^T = V dO^T,   dS^T = P^T * (dP^T - D),   dK += dS^T Q.
 
 A third warpgroup reads dS^T from shared memory and computes this program's share of dQ = dS K. Other programs have
-shares of the same rows, so it is added to an fp32 buffer by atomic additions, whose order differs from run to run.
+shares of the same rows, so it is added to an fp32 buffer by atomic additions, whose order differs from run to run
+unless programs take turns.
+
+Where DETERMINISTIC, all programs go from the last query tile to the first, and the shares of a query tile are added in
+the order of their keys. A program that starts later has later keys, so it waits only for programs that have started.
 """
 
 from typing import Any, NamedTuple
@@ -15,6 +19,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
+from cs336_systems.attention.hopper.barriers import sync_warpgroup
 from cs336_systems.attention.hopper.copies import store_wait
 from cs336_systems.attention.hopper.head_tiles import store_matrix
 from cs336_systems.attention.hopper.softcap import cap_scores
@@ -69,10 +74,14 @@ def locate_head():
 
 
 @gluon.jit
-def query_tile(work, j, window_left, IS_CAUSAL: gl.constexpr):
+def query_tile(work, j, window_left, IS_CAUSAL: gl.constexpr, DETERMINISTIC: gl.constexpr):
     """The query tile of step j."""
     tile = work.first + j
-    if window_left is not None:
+    if DETERMINISTIC:
+        tile = work.steps - 1 - j
+        if IS_CAUSAL:
+            tile += work.first
+    elif window_left is not None:
         masked = work.leading + work.trailing
         shift = gl.where(j < masked, work.steps - masked, -work.trailing)
         tile += gl.where(j < work.leading, 0, shift)
@@ -89,6 +98,20 @@ def masked_steps(work, n_keys, IS_CAUSAL: gl.constexpr, RAGGED: gl.constexpr):
     if RAGGED:
         masked = gl.where(work.start_n + 128 > n_keys, work.steps, masked)
     return masked + work.trailing
+
+
+@gluon.jit
+def steps_of_first_loop(
+    work, n_keys, window_left, IS_CAUSAL: gl.constexpr, RAGGED: gl.constexpr, DETERMINISTIC: gl.constexpr
+):
+    """How many steps the first of two loops has: those with a mask, or where DETERMINISTIC those without.
+
+    There a window makes all steps have one, since masked query tiles come first, in between and last.
+    """
+    steps = masked_steps(work, n_keys, IS_CAUSAL, RAGGED)
+    if DETERMINISTIC:
+        steps = work.steps - steps if window_left is None else work.steps * 0
+    return steps
 
 
 @gluon.jit
@@ -147,3 +170,55 @@ def add_dq(dq, x, tile, COLUMNS: gl.constexpr):
     flat = x.reshape([4, 2, 8, x.shape[1] // 8, 4, 2]).permute((3, 0, 2, 4, 1, 5)).reshape([64 * x.shape[1]])
     offsets = gl.arange(0, 64 * x.shape[1], layout=flat.type.layout)
     gl.atomic_add(dq + tile.to(gl.int64) * (64 * COLUMNS) + offsets, flat, sem="relaxed")
+
+
+# Turns at adding to dQ: programs with earlier keys first, two query tiles at a time. Ending a turn and beginning one
+# take a trip to the L2 cache, which two steps hide where one does not. Each program that sees one of a pair of query
+# tiles sees its first one, comes to it last, and ends the turn there.
+
+
+@gluon.jit
+def await_turn(added, head_tiles, tile, is_first, window_left):
+    """Begin to wait until earlier keys have added to dQ of a pair of query tiles, at the first step of the pair.
+
+    One warp waits; sync_warpgroup makes the others wait for it. The number of programs with earlier keys is that of key
+    tiles before this program's, but for those that a window hides. head_tiles query tiles of other heads come first.
+    """
+    if is_first | (tile % 2 == 1):
+        first = tile // 2 * 2
+        number = gl.program_id(1)
+        if window_left is not None:
+            number -= gl.maximum(first * 64 - window_left, 0) // 128
+        assembly: gl.constexpr = """{
+            .reg .pred waits; .reg .b32 count;
+            shr.u32 count, $3, 5;
+            setp.eq.b32 waits, count, 1;
+            again: @waits ld.acquire.gpu.global.b32 count, [$1];
+            @waits setp.ne.b32 waits, count, $2;
+            @waits bra again;
+            mov.b32 $0, $3;
+        }"""
+        _in_each_thread(assembly, added + head_tiles + first, number)
+
+
+@gluon.jit
+def end_turn(added, head_tiles, tile):
+    """Count this program's share of a pair of query tiles, at its last step, once all threads have added theirs."""
+    if tile % 2 == 0:
+        sync_warpgroup()
+        assembly: gl.constexpr = """{
+            .reg .pred counts;
+            setp.eq.b32 counts, $3, 0;
+            @counts red.release.gpu.global.add.u32 [$1], $2;
+            mov.b32 $0, $3;
+        }"""
+        _in_each_thread(assembly, added + head_tiles + tile, 1)
+
+
+@gluon.jit
+def _in_each_thread(ASSEMBLY: gl.constexpr, pointer, number):
+    # As in barriers.py: one element for each thread, and the result is unused.
+    threads = gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    operands: gl.constexpr = "=r,l,r,r"
+    arguments = [pointer + threads * 0, number + threads * 0, threads]
+    gl.inline_asm_elementwise(ASSEMBLY, operands, arguments, dtype=gl.int32, is_pure=False, pack=1)

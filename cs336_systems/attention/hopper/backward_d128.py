@@ -21,17 +21,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from cs336_systems.attention.hopper.backward_common import (
     add_dq,
+    await_turn,
+    end_turn,
     first_queries,
     locate,
     locate_head,
-    masked_steps,
     probabilities,
     query_tile,
+    steps_of_first_loop,
     store_gradient,
 )
 from cs336_systems.attention.hopper.barriers import (
     allocate_barriers,
     give_turn,
+    sync_warpgroup,
     wait_empty,
     wait_for_turn,
     wait_full,
@@ -100,6 +103,7 @@ def attention_backward_d128_kernel(
     dv,  # descriptor like that of dk, out
     lse_delta,  # descriptor of [batch x heads x query tiles x 2 x 64] fp32 in tiles of 64: L in units of log2, then D
     dq,  # pointer, [batch x heads x query tiles, 64 x BLOCK_D] fp32: dQ / softmax_scale is added to it, see add_dq
+    added,  # pointer, [batch x heads x query tiles] int32: programs that have added to dQ, 0; None for any order
     heads,
     n_queries,
     n_keys,
@@ -131,14 +135,15 @@ def attention_backward_d128_kernel(
     )
     fence_async_shared()
     inputs = (shared, heads, n_queries, n_keys, softmax_scale_log2, softmax_scale)
+    DETERMINISTIC: gl.constexpr = added is not None
     gl.warp_specialize(
         [
             (
                 load_and_sum_dq,
-                (q, k, v, do, lse_delta, dq, inputs, window_left, HEADS_PER_KV_HEAD, BLOCK_D, IS_CAUSAL, RAGGED),
+                (q, k, v, do, lse_delta, dq, added, inputs, window_left, HEADS_PER_KV_HEAD, BLOCK_D, IS_CAUSAL, RAGGED),
             ),
-            (sum_dkdv, (dk, dv, inputs, window_left, 0, BLOCK_D, IS_CAUSAL, RAGGED, SOFTCAP_LOG2)),
-            (sum_dkdv, (dk, dv, inputs, window_left, 1, BLOCK_D, IS_CAUSAL, RAGGED, SOFTCAP_LOG2)),
+            (sum_dkdv, (dk, dv, inputs, window_left, 0, BLOCK_D, IS_CAUSAL, RAGGED, SOFTCAP_LOG2, DETERMINISTIC)),
+            (sum_dkdv, (dk, dv, inputs, window_left, 1, BLOCK_D, IS_CAUSAL, RAGGED, SOFTCAP_LOG2, DETERMINISTIC)),
         ],
         [4, 4],
         [DKDV_REGISTERS, DKDV_REGISTERS],
@@ -153,6 +158,7 @@ def load_and_sum_dq(
     do,
     lse_delta,
     dq,
+    added,
     inputs,
     window_left,
     HEADS_PER_KV_HEAD: gl.constexpr,
@@ -161,6 +167,7 @@ def load_and_sum_dq(
     RAGGED: gl.constexpr,
 ):
     """Load tiles for all partitions, and sum this program's share of dQ, tile by tile, in two parts."""
+    DETERMINISTIC: gl.constexpr = added is not None
     shared, heads, n_queries, n_keys, _, _ = inputs
     work = locate(n_queries, n_keys, window_left, IS_CAUSAL, RAGGED)
     batch_head = locate_head()
@@ -168,7 +175,7 @@ def load_and_sum_dq(
     sources = Sources(q, do, lse_delta, batch, head, batch_head * work.query_tiles)
     load_keys(k, v, batch, head // HEADS_PER_KV_HEAD, work.start_n, shared, BLOCK_D)
     for j in range(gl.minimum(STAGES, work.steps)):
-        load_step(j, sources, shared, work, window_left, BLOCK_D, IS_CAUSAL)
+        load_step(j, sources, shared, work, window_left, BLOCK_D, IS_CAUSAL, DETERMINISTIC)
     mbarrier.wait(shared.kv_full.index(0), 0)
     mbarrier.wait(shared.kv_full.index(1), 0)
     if BLOCK_D == 128:
@@ -176,25 +183,42 @@ def load_and_sum_dq(
         for i in range(2 * work.steps):
             j = i // 2
             half = i % 2
+            if DETERMINISTIC:  # noqa: SIM102 - a constant and a number
+                if half == 0:
+                    tile = query_tile(work, j, window_left, IS_CAUSAL, DETERMINISTIC)
+                    await_turn(added, sources.first_tile, tile, j == 0, window_left)
             share = share_of_dq(shared, j, half, zero, BLOCK_D)
             mbarrier.arrive(shared.ds_empty.index(0), pred=half == 1)
-            add_dq(dq, share, (sources.first_tile + query_tile(work, j, window_left, IS_CAUSAL)) * 2 + half, 64)
+            if DETERMINISTIC:
+                sync_warpgroup()
+            tile = query_tile(work, j, window_left, IS_CAUSAL, DETERMINISTIC)
+            add_dq(dq, share, (sources.first_tile + tile) * 2 + half, 64)
             if (half == 1) & (j + STAGES < work.steps):
                 wait_full(shared.empty, j, STAGES)  # until both have released the tiles of this step
-                load_step(j + STAGES, sources, shared, work, window_left, BLOCK_D, IS_CAUSAL)
+                load_step(j + STAGES, sources, shared, work, window_left, BLOCK_D, IS_CAUSAL, DETERMINISTIC)
+            if DETERMINISTIC:  # noqa: SIM102
+                if half == 1:
+                    end_turn(added, sources.first_tile, tile)
     else:
         COLUMNS: gl.constexpr = box_columns(BLOCK_D)
         wide, narrow = zero_sums(BLOCK_D)
         for j in range(work.steps):
-            tile = (sources.first_tile + query_tile(work, j, window_left, IS_CAUSAL)) * (BLOCK_D // COLUMNS)
+            tile = query_tile(work, j, window_left, IS_CAUSAL, DETERMINISTIC)
+            first_part = (sources.first_tile + tile) * (BLOCK_D // COLUMNS)
+            if DETERMINISTIC:
+                await_turn(added, sources.first_tile, tile, j == 0, window_left)
             share = share_of_dq(shared, j, 0, wide, BLOCK_D)
-            add_dq(dq, share, tile, COLUMNS)
+            if DETERMINISTIC:
+                sync_warpgroup()
+            add_dq(dq, share, first_part, COLUMNS)
             rest = share_of_dq(shared, j, 1, narrow, BLOCK_D)
             mbarrier.arrive(shared.ds_empty.index(0))
-            add_dq(dq, rest, tile + 64 // COLUMNS, COLUMNS)
+            add_dq(dq, rest, first_part + 64 // COLUMNS, COLUMNS)
             if j + STAGES < work.steps:
                 wait_full(shared.empty, j, STAGES)
-                load_step(j + STAGES, sources, shared, work, window_left, BLOCK_D, IS_CAUSAL)
+                load_step(j + STAGES, sources, shared, work, window_left, BLOCK_D, IS_CAUSAL, DETERMINISTIC)
+            if DETERMINISTIC:
+                end_turn(added, sources.first_tile, tile)
 
 
 @gluon.jit
@@ -239,11 +263,20 @@ def load_keys(k, v, batch, head, start_n, shared, BLOCK_D: gl.constexpr):
 
 
 @gluon.jit
-def load_step(j, sources, shared, work, window_left, BLOCK_D: gl.constexpr, IS_CAUSAL: gl.constexpr):
+def load_step(
+    j,
+    sources,
+    shared,
+    work,
+    window_left,
+    BLOCK_D: gl.constexpr,
+    IS_CAUSAL: gl.constexpr,
+    DETERMINISTIC: gl.constexpr,
+):
     """Copy the queries, output gradients, L and D of a step; what lies beyond the tensors' ends reads as zero."""
     stage = j % STAGES
     full = shared.full.index(stage)
-    tile = query_tile(work, j, window_left, IS_CAUSAL)
+    tile = query_tile(work, j, window_left, IS_CAUSAL, DETERMINISTIC)
     batch, head, start_m = sources.batch, sources.head, tile * 64
     statistics = (sources.first_tile + tile) * 128
     mbarrier.expect(full, 2 * 64 * BLOCK_D * 2 + 2 * 64 * 4)
@@ -264,6 +297,7 @@ def sum_dkdv(
     IS_CAUSAL: gl.constexpr,
     RAGGED: gl.constexpr,
     SOFTCAP_LOG2: gl.constexpr,
+    DETERMINISTIC: gl.constexpr,
 ):
     """Sum dK and dV of 64 keys."""
     shared, heads, n_queries, n_keys, softmax_scale_log2, softmax_scale = inputs
@@ -280,17 +314,18 @@ def sum_dkdv(
     v_tile = load_operand(shared.v, INDEX, S) if BLOCK_D <= 96 else ()
     if INDEX == 1:
         give_turn(0)  # the first turn, which nobody else gives
-    masked = masked_steps(work, n_keys, IS_CAUSAL, RAGGED)
-    for j in range(masked):
-        start_m = query_tile(work, j, window_left, IS_CAUSAL) * 64
+    first_loop = steps_of_first_loop(work, n_keys, window_left, IS_CAUSAL, RAGGED, DETERMINISTIC)
+    for j in range(first_loop):
+        start_m = query_tile(work, j, window_left, IS_CAUSAL, DETERMINISTIC) * 64
         dk_sum, dv_sum = step(
             *(j, start_m, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query),
-            *(softmax_scale_log2, window_left, INDEX, BLOCK_D, SOFTCAP_LOG2, True),
+            *(softmax_scale_log2, window_left, INDEX, BLOCK_D, SOFTCAP_LOG2, not DETERMINISTIC),
         )
-    for j in range(masked, work.steps):
+    for j in range(first_loop, work.steps):
+        start_m = query_tile(work, j, window_left, IS_CAUSAL, DETERMINISTIC) * 64
         dk_sum, dv_sum = step(
-            *(j, 0, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query),
-            *(softmax_scale_log2, window_left, INDEX, BLOCK_D, SOFTCAP_LOG2, False),
+            *(j, start_m, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query),
+            *(softmax_scale_log2, window_left, INDEX, BLOCK_D, SOFTCAP_LOG2, DETERMINISTIC),
         )
     if INDEX == 0:
         wait_for_turn(0)  # the last turn given, which nobody else takes

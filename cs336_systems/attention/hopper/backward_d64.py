@@ -18,15 +18,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from cs336_systems.attention.hopper.backward_common import (
     add_dq,
+    await_turn,
+    end_turn,
     first_queries,
     locate,
     locate_head,
-    masked_steps,
     probabilities,
     query_tile,
+    steps_of_first_loop,
     store_gradient,
 )
-from cs336_systems.attention.hopper.barriers import allocate_barriers, wait_empty, wait_full
+from cs336_systems.attention.hopper.barriers import allocate_barriers, sync_warpgroup, wait_empty, wait_full
 from cs336_systems.attention.hopper.copies import async_load
 from cs336_systems.attention.hopper.registers import pack, unpack
 from cs336_systems.attention.hopper.softcap import through_softcap
@@ -71,6 +73,7 @@ def attention_backward_d64_kernel(
     dv,  # descriptor like that of dk, out
     lse_delta,  # descriptor of [batch x heads x query tiles x 2 x 64] fp32 in tiles of 64: L in units of log2, then D
     dq,  # pointer, [batch x heads x query tiles, 64 x 64] fp32: dQ / softmax_scale is added to it, see add_dq
+    added,  # pointer, [batch x heads x query tiles] int32: programs that have added to dQ, 0; None for any order
     heads,
     n_queries,
     n_keys,
@@ -104,12 +107,16 @@ def attention_backward_d64_kernel(
     )
     fence_async_shared()
     inputs = (shared, heads, n_queries, n_keys, softmax_scale_log2, softmax_scale)
+    DETERMINISTIC: gl.constexpr = added is not None
     gl.warp_specialize(
         [
-            (sum_dq, (dq, inputs, window_left, IS_CAUSAL, RAGGED)),
-            (sum_dkdv, (dk, dv, inputs, window_left, 0, IS_CAUSAL, RAGGED, SOFTCAP_LOG2)),
-            (sum_dkdv, (dk, dv, inputs, window_left, 1, IS_CAUSAL, RAGGED, SOFTCAP_LOG2)),
-            (loader, (q, k, v, do, lse_delta, inputs, window_left, HEADS_PER_KV_HEAD, IS_CAUSAL, RAGGED)),
+            (sum_dq, (dq, added, inputs, window_left, IS_CAUSAL, RAGGED)),
+            (sum_dkdv, (dk, dv, inputs, window_left, 0, IS_CAUSAL, RAGGED, SOFTCAP_LOG2, DETERMINISTIC)),
+            (sum_dkdv, (dk, dv, inputs, window_left, 1, IS_CAUSAL, RAGGED, SOFTCAP_LOG2, DETERMINISTIC)),
+            (
+                loader,
+                (q, k, v, do, lse_delta, inputs, window_left, HEADS_PER_KV_HEAD, IS_CAUSAL, RAGGED, DETERMINISTIC),
+            ),
         ],
         [4, 4, 1],
         [DKDV_REGISTERS, DKDV_REGISTERS, LOADER_REGISTERS],
@@ -128,6 +135,7 @@ def loader(
     HEADS_PER_KV_HEAD: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
     RAGGED: gl.constexpr,
+    DETERMINISTIC: gl.constexpr,
 ):
     """Copy keys and values, then queries and output gradients; what lies beyond the tensors' ends reads as zero."""
     shared, heads, n_queries, n_keys, _, _ = inputs
@@ -141,7 +149,7 @@ def loader(
         async_load(v, rows, shared.kv_full.index(i), shared.v.index(i))
     for j in range(work.steps):
         stage = j % STAGES
-        tile = query_tile(work, j, window_left, IS_CAUSAL)
+        tile = query_tile(work, j, window_left, IS_CAUSAL, DETERMINISTIC)
         statistics = (batch_head * work.query_tiles + tile) * 128
         wait_empty(shared.q_empty, j, STAGES)
         full = shared.q_full.index(stage)
@@ -170,6 +178,7 @@ def sum_dkdv(
     IS_CAUSAL: gl.constexpr,
     RAGGED: gl.constexpr,
     SOFTCAP_LOG2: gl.constexpr,
+    DETERMINISTIC: gl.constexpr,
 ):
     """Sum dK and dV of 64 keys."""
     shared, heads, n_queries, n_keys, softmax_scale_log2, softmax_scale = inputs
@@ -187,17 +196,18 @@ def sum_dkdv(
     mbarrier.wait(shared.q_full.index(0), 0)
     scores = warpgroup_mma(k_tile, shared.q.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(0, deps=(scores,))
-    masked = masked_steps(work, n_keys, IS_CAUSAL, RAGGED)
-    for j in range(masked):
-        start_m = query_tile(work, j, window_left, IS_CAUSAL) * 64
+    first_loop = steps_of_first_loop(work, n_keys, window_left, IS_CAUSAL, RAGGED, DETERMINISTIC)
+    for j in range(first_loop):
+        start_m = query_tile(work, j, window_left, IS_CAUSAL, DETERMINISTIC) * 64
         scores, dk_sum, dv_sum = step(
             *(j, start_m, scores, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query),
-            *(softmax_scale_log2, window_left, INDEX, SOFTCAP_LOG2, True),
+            *(softmax_scale_log2, window_left, INDEX, SOFTCAP_LOG2, not DETERMINISTIC),
         )
-    for j in range(masked, work.steps):
+    for j in range(first_loop, work.steps):
+        start_m = query_tile(work, j, window_left, IS_CAUSAL, DETERMINISTIC) * 64
         scores, dk_sum, dv_sum = step(
-            *(j, 0, scores, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query),
-            *(softmax_scale_log2, window_left, INDEX, SOFTCAP_LOG2, False),
+            *(j, start_m, scores, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query),
+            *(softmax_scale_log2, window_left, INDEX, SOFTCAP_LOG2, DETERMINISTIC),
         )
     store_gradient(dv, (dv_sum,), 1.0, (shared.v.index(INDEX),), heads, start_n)
     store_gradient(dk, (dk_sum,), softmax_scale, (shared.v.index(INDEX),), heads, start_n)
@@ -255,8 +265,9 @@ def step(
 
 
 @gluon.jit
-def sum_dq(dq, inputs, window_left, IS_CAUSAL: gl.constexpr, RAGGED: gl.constexpr):
+def sum_dq(dq, added, inputs, window_left, IS_CAUSAL: gl.constexpr, RAGGED: gl.constexpr):
     """Sum this program's share of dQ, tile by tile."""
+    DETERMINISTIC: gl.constexpr = added is not None
     shared, _, n_queries, n_keys, _, _ = inputs
     DQ: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     work = locate(n_queries, n_keys, window_left, IS_CAUSAL, RAGGED)
@@ -267,6 +278,9 @@ def sum_dq(dq, inputs, window_left, IS_CAUSAL: gl.constexpr, RAGGED: gl.constexp
     for j in range(work.steps):
         stage = j % DS_STAGES
         phase = (j // DS_STAGES) & 1
+        if DETERMINISTIC:
+            tile = query_tile(work, j, window_left, IS_CAUSAL, DETERMINISTIC)
+            await_turn(added, first_tile, tile, j == 0, window_left)
         mbarrier.wait(shared.ds_full.index(stage * 2), phase)
         ds = shared.ds.index(stage * 2).permute((1, 0))
         share = warpgroup_mma(ds, shared.k.index(0), zero, use_acc=False, is_async=True)
@@ -275,4 +289,9 @@ def sum_dq(dq, inputs, window_left, IS_CAUSAL: gl.constexpr, RAGGED: gl.constexp
         share = warpgroup_mma(ds, shared.k.index(1), share, is_async=True)
         share = warpgroup_mma_wait(0, deps=(share,))
         mbarrier.arrive(shared.ds_empty.index(stage))
-        add_dq(dq, share, first_tile + query_tile(work, j, window_left, IS_CAUSAL), 64)
+        if DETERMINISTIC:
+            sync_warpgroup()
+        tile = query_tile(work, j, window_left, IS_CAUSAL, DETERMINISTIC)
+        add_dq(dq, share, first_tile + tile, 64)
+        if DETERMINISTIC:
+            end_turn(added, first_tile, tile)

@@ -118,7 +118,7 @@ def attention_backward(
 ) -> list[Tensor]:
     """Compute the gradients of q, k, v and, if there are any, sinks from those of o and, unless it is None, of L.
 
-    The gradient of q differs from run to run by the order of its additions.
+    The gradient of q differs from run to run by the order of its additions, unless deterministic is among the options.
 
     Heads are in groups of the default size unless an experiment passes its own.
     """
@@ -127,14 +127,15 @@ def attention_backward(
     inputs = k, v
     do, q, k, v = ensure_described(grad_o), ensure_described(q), ensure_described(k), ensure_described(v)
     strides = tuple(x.stride() for x in (q, k, v, do, dk, dv, o, dq))
-    variant = (chosen.window_left, chosen.softcap)
+    variant = (chosen.window_left, chosen.softcap, chosen.deterministic)
     launches = _backward_launches(group, is_causal, scale, q.dtype, q.shape, k.shape, strides, *variant)
     lse_delta = lse.new_empty(launches.lse_delta_size)
     dq_sums = lse.new_empty(launches.dq_size)
     launches.preprocess(o, do, lse, lse_delta, dq_sums)
     if grad_lse is not None:
         _subtract_from_delta(lse_delta, grad_lse)
-    launches.main(q, k, v, do, dk, dv, lse_delta, dq_sums)
+    added = (lse.new_zeros(len(lse_delta) // (2 * QUERIES), dtype=torch.int32),) if chosen.deterministic else ()
+    launches.main(q, k, v, do, dk, dv, lse_delta, dq_sums, *added)
     launches.postprocess(dq_sums, dq)
     gradients = [dq, *sum_shared(dk, dv, *inputs)]
     if chosen.sinks is not None:
@@ -215,6 +216,7 @@ def _backward_launches(
     strides: Strides,
     window_left: int = OPEN,
     softcap: float = 0.0,
+    deterministic: bool = False,
 ) -> BackwardLaunches:
     batch, heads, n_queries, d = shape_4d(q_shape)
     n_keys = k_shape[-2]
@@ -231,16 +233,17 @@ def _backward_launches(
         (d, block_d, triton.next_power_of_2(block_d)),
         num_stages=1,
     )
-    group = largest_group(group or backward_group(block_d, n_queries), batch * heads)
+    group = largest_group(group or backward_group(block_d, n_queries, deterministic), batch * heads)
     left, _ = window_of(is_causal, Options(window_left), n_queries, n_keys)
     dq_columns = min(box_columns(block_d), 64)
     row = {"shape": [lse_delta_size], "strides": [1], "block_shape": [QUERIES], "layout": ROW_LAYOUT}
     widths = () if block_d == 64 else (block_d,)
+    missing = () if deterministic else (None,)
     flags = (is_causal, n_keys % KEYS != 0, softcap * LOG2_E or None)
     main = Launch(
         attention_backward_d64_kernel if block_d == 64 else attention_backward_d128_kernel,
         (group, cdiv(n_keys, KEYS), batch * heads // group),
-        (heads, n_queries, n_keys, _score_scale(scale, softcap), scale, left),
+        (*missing, heads, n_queries, n_keys, _score_scale(scale, softcap), scale, left),
         (heads // shape_4d(k_shape)[1], *widths, *flags, *BACKWARD_REGISTERS[block_d]),
         descriptors=[
             _tiles_of(q_shape, q, 64, block_d),

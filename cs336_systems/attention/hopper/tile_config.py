@@ -42,6 +42,8 @@ def forward_tiles(
     return ForwardTiles(consumers=consumers, group=max(1, L2_SHARE // keys_and_values))
 
 
-def backward_group(block_d: int, n_queries: int) -> int:
+def backward_group(block_d: int, n_queries: int, deterministic: bool = False) -> int:
     """Choose the heads in a group of the backward kernel for a head dimension padded to 64, 80, 96 or 128."""
+    if deterministic:  # few programs of a head at once, since they wait for each other
+        return 16
     return max(1, L2_SHARE // (n_queries * block_d * 8))  # queries, output gradients, and the sums of dQ in fp32
