@@ -18,7 +18,7 @@ COLUMNS = {
     "temporaries": "temporary",
 }
 """The columns of the table; the rest is one."""
-TRACED = 0.5
+TRACED = "factor 2"
 """Error of a traced step's time to expect: published models on an H100 took 0.9 to 2 times as long as predicted."""
 MOST_GPUS = 1024
 """GPUs up to which the answer looks for a number that suffices."""
@@ -36,12 +36,14 @@ class Answer:
     batch: str
     """The batch of one GPU in words."""
     tokens: int
-    """Tokens in it."""
+    """Tokens in it, or inputs of another kind."""
     ways: tuple[Prediction, ...]
     price: float | None
     """Of a GPU-hour."""
     elsewhere: Callable[[int], tuple[Prediction, ...]]
     """The ways with another number of GPUs."""
+    unit: str = "tokens"
+    """The word for what `tokens` counts."""
 
     def __str__(self) -> str:
         return self.as_text()
@@ -68,17 +70,21 @@ class Answer:
         use = f"{best.way}, {best.total / GB:.1f} of {self.capacity / GB:.1f} GB"
         if best.outcome == "does not fit":
             return f"No: at least {use}{self._enough()}."
-        speed = f"{three_digits(self.tokens_per_second(best))} tokens/s per GPU"
+        if best.at_least:
+            use += " and what convolutions need, which is not predicted"
+        speed = f"{three_digits(self.tokens_per_second(best))} {self.unit}/s per GPU"
         price = self.price_per_million(best)
-        cost = "" if price is None else f", {price:.3g} per million tokens"
+        cost = "" if price is None else f", {price:.3g} per million {self.unit}"
         return f"{'Yes' if best.outcome == 'fits' else 'Perhaps'}: {use}, {speed}{cost}."
 
     def _enough(self) -> str:
         count = 2 * self.gpus
         while count <= MOST_GPUS:
-            if fitting := [way for way in self.elsewhere(count) if way.outcome == "fits"]:
+            ways = self.elsewhere(count)
+            if fitting := [way for way in ways if way.outcome == ("tight" if way.at_least else "fits")]:
                 fastest = min(fitting, key=lambda way: way.seconds)
-                return f"; {fastest.way} on {count} GPUs needs {fastest.total / GB:.1f} GB on each"
+                least = "at least " if fastest.at_least else ""
+                return f"; {fastest.way} on {count} GPUs needs {least}{fastest.total / GB:.1f} GB on each"
             count *= 2
         return f"; more GPUs, up to {MOST_GPUS}, are not enough either"
 
@@ -89,7 +95,7 @@ class Answer:
         where = f"{self.title} on {self.gpus} x {self.gpu}, {self.batch} on each"
         lines = [self._line(way) for way in self.ways]
         table = pandas.DataFrame(lines).to_string(index=False)
-        about = "GB by use at the peak of a step; ms and tokens/s per GPU"
+        about = f"GB by use at the peak of a step; ms and {self.unit}/s per GPU"
         return f"{self.sentence()}\n\n{where}: {about}\n\n{table}\n\n{self._source()}"
 
     def _line(self, way: Prediction) -> dict[str, str]:
@@ -98,20 +104,20 @@ class Answer:
         line = {
             "": way.way,
             "fits": {"fits": "yes", "tight": "tight", "does not fit": "no"}[way.outcome],
-            "GB": f"{way.total / GB:.1f}",
+            "GB": f"{'≥ ' if way.at_least else ''}{way.total / GB:.1f}",
             "± ": within(way.memory_error),
             **{title: f"{size / GB:.1f}" for title, size in parts.items()},
             "rest": f"{(way.total - sum(parts.values())) / GB:.1f}",
             "ms": f"{bound}{1e3 * way.seconds:.3g}",
             "±": self._time_error(way),
-            "tokens/s": three_digits(self.tokens_per_second(way)),
+            f"{self.unit}/s": three_digits(self.tokens_per_second(way)),
         }
         price = self.price_per_million(way)
-        return line if price is None else {**line, "price/M tokens": f"{price:.3g}"}
+        return line if price is None else {**line, f"price/M {self.unit}": f"{price:.3g}"}
 
     def _time_error(self, way: Prediction) -> str:
         if way.kind == "traced":
-            return f"{TRACED:.0%}"
+            return TRACED
         return within(way.time_error) if self._recorded else f"{ELSEWHERE:.0%}"
 
     @property
@@ -121,12 +127,13 @@ class Answer:
     def _source(self) -> str:
         lines = [
             "rest: libraries' workspaces, the allocator's rounding, CUDA's context, NCCL's buffers; tight: cannot be\n"
-            "decided within the error and the allocator's gaps; ≥: the host is likely slower than the device.",
+            "decided within the error and the allocator's gaps; ≥: a lower bound, of GB since what convolutions need\n"
+            "while they run is not predicted, of ms where the host is likely slower than the device.",
         ]
         if any(way.kind == "traced" for way in self.ways):
             lines.append(
-                "Traced on the meta device: of eager PyTorch with fused AdamW. Expect memory within 2 %, but for what\n"
-                f"convolutions need while they run, and time within {TRACED:.0%}."
+                "Traced on the meta device: of eager PyTorch with fused AdamW. Expect memory within 2 %, time\n"
+                "within a factor of 2."
             )
         elif self._recorded:
             fitted = "" if recorded_on(self.gpu) else ", to which nothing was fitted"

@@ -61,14 +61,15 @@ def fit(
     shape: Any = inputs if ids else inputs[0].shape  # type: ignore[union-attr]
     batch: Any = [torch.empty(shape, dtype=torch.int64, device="meta")] if ids else inputs
     module = Module(build, batch, loss or (next_token if ids else mean_square))
-    name = listed(gpu).name
+    name, unit = listed(gpu).name, "tokens" if ids else "inputs"
     return Answer(
         title=title,
         gpu=name,
         gpus=gpus,
         capacity=memory_of(name),
-        batch=f"{' x '.join(map(str, shape))} {'tokens' if ids else 'inputs'}",
-        tokens=shape.numel() if isinstance(shape, torch.Size) else torch.Size(shape).numel(),
+        batch=f"{' x '.join(map(str, shape))} {unit}",
+        tokens=torch.Size(shape).numel() if ids else shape[0],
+        unit=unit,
         ways=tuple(predict(module, name, gpus, precision)),
         price=price,
         elsewhere=lambda count: tuple(predict(module, name, count, precision)),
@@ -123,16 +124,19 @@ def prediction(trace: Trace, gpu: str, sharing: Sharing, way: str) -> Prediction
     rates = rates_of(gpu)
     assert rates is not None
     memory, rest = peak_of(trace, sharing), outside(sharing.ranks)
+    at_least = bool(trace.convolutions)
+    fits = outcome_of([memory.total], MEMORY_WITHIN, rest, memory_of(gpu))
     return Prediction(
         way=way,
         kind="traced",
-        outcome=outcome_of([memory.total], MEMORY_WITHIN, rest, memory_of(gpu)),
+        outcome="tight" if at_least and fits == "fits" else fits,
         memory=memory,
         outside=rest,
         memory_error=None,
         seconds=weighted(work_of(trace, sharing, rates), recorded().weights),
         time_error=None,
         host_seconds=trace.work["kernels"] * recorded().launch_seconds,
+        at_least=at_least,
     )
 
 

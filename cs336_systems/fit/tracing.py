@@ -65,6 +65,8 @@ class Trace:
     """Blocks that can be checkpointed."""
     matmuls: set[bool] = field(default_factory=set)
     """Whether the forward pass (False) and the backward pass (True) call cuBLAS."""
+    convolutions: set[bool] = field(default_factory=set)
+    """The same of convolutions, whose libraries choose by the GPU what memory they need while they run."""
 
     @property
     def numbers(self) -> int:
@@ -232,6 +234,8 @@ class Recorder(TorchDispatchMode):
             work["bf16_matmuls" if first is not None and first.dtype == torch.bfloat16 else "fp32_matmuls"] += flops
             if packet.__name__ in CUBLAS:
                 self.trace.matmuls.add(self.backward)
+            elif "convolution" in packet.__name__:
+                self.trace.convolutions.add(self.backward)
         else:
             outputs = [x for x in tree_iter(result) if isinstance(x, Tensor)]
             work["eager_passes"] += sum(x.numel() * x.element_size() for x in (*tensors, *outputs))

@@ -44,6 +44,8 @@ class Prediction:
     time_error: Error | None
     host_seconds: float
     """In which the host launches the step, about; where that is longer, `seconds` is a lower bound."""
+    at_least: bool = False
+    """Whether the memory is a lower bound: what convolutions need while they run is not predicted."""
 
     @property
     def total(self) -> int:

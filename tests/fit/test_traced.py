@@ -171,9 +171,14 @@ def test_a_module_and_the_shape_of_its_input_are_enough():
     assert "4 x 32 tokens" in str(answer)
 
 
-def test_images_are_inputs_as_well():
-    answer = fit(lambda: nn.Conv2d(3, 8, 3), [torch.zeros(2, 3, 16, 16)], precision="fp32")
-    assert [way.way for way in answer.ways] == ["fp32"]
+def test_memory_of_convolutions_is_a_lower_bound():
+    small, large = (fit(lambda: nn.Conv2d(3, 8, 3), [torch.empty(n, 3, 16, 16, device="meta")]) for n in (2, 2**26))
+    assert [way.way for way in small.ways] == ["autocast", "bf16 weights"]
+    assert small.sentence().startswith("Perhaps: ")
+    assert "what convolutions need, which is not predicted" in small.sentence()
+    assert small.tokens_per_second(small.best) == 2 / small.best.host_seconds
+    assert all("≥" in line for line in str(small).splitlines() if line.strip().startswith(("autocast", "bf16 w")))
+    assert large.sentence().startswith("No: at least ")
 
 
 def test_attention_of_published_models_is_a_flash_kernels_work():
