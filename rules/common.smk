@@ -91,18 +91,18 @@ onstart:
             os.environ.update(TRITON_CACHE_DIR=str(workflow.snakemake_tmp_dir / "triton"))
     pending = pending_jobs()
     if workflow.local_exec:
+        check_other_models(pending)
+        check_own_implementations(pending)
         # On a GPU a process that has used CUDA cannot be forked, and what a job imports is little of its time.
         if PLAN.device == "cpu" and len(pending) > 1:
             os.environ[WARM] = str(workflow.snakemake_tmp_dir / "warm")
             warm = subprocess.Popen([sys.executable, "-m", "cs336_systems.run.warm", os.environ[WARM]])
             atexit.register(lambda: (warm.terminate(), warm.wait()))
-        check_other_models(pending)
-        check_own_implementations(pending)
         test_together(pending)
     for sentence in told([cell for job in pending for cell in job.cells], PLAN.machine):
         print(f"Does not fit: {sentence}.", file=sys.stderr)
     PLAN_FILE.write_text(PLAN_JSON, encoding="utf-8")
-    PROGRESS.follow(pending)
+    PROGRESS.follow(pending, len([*workflow.dag.needrun_jobs(exclude_finished=False)]) - len(pending))
 
 
 onsuccess:

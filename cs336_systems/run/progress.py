@@ -11,7 +11,8 @@ import itertools
 import re
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -25,7 +26,11 @@ from cs336_systems.record.rows import parameters
 
 INTERVAL_S = 0.5
 SAMPLES = Path("tests/samples/cpu/raw")
-"""Rows that two cores of a processor measured, at the smoke scale."""
+"""Rows that two idle cores of a processor measured, at the smoke scale."""
+FORKED_S, OTHER_S = 1.0, 2.0
+"""Seconds on these cores until a forked job's first cell begins, and of a job that measures nothing."""
+BEFOREHAND = 0.05
+"""Share of the expected time that counts as if it had passed as recorded, so that a few short cells decide little."""
 FINISHED = re.compile(r"^\[(?P<number>\d+)/\d+\] .*?: (?P<outcome>.*), (?P<seconds>[\d.]+) s$")
 
 Walls = dict[tuple[str, ...], float]
@@ -50,25 +55,35 @@ def finished_line(number: int, cells: int, cell: str, outcome: str, seconds: flo
 class ProgressMonitor:
     """Follows the logs of a run's jobs and reports the run's progress whenever a cell begins."""
 
-    def __init__(self, plan: Plan):
-        self._plan = plan
+    def __init__(self, plan: Plan, clock: Callable[[], float] = time.monotonic):
+        self._plan, self._clock = plan, clock
         self._log = plan.results / "progress.log"
         self._pending: list[Job] = []
         self._done_before = 0
-        self._finished: dict[str, list[float]] = {}
-        self._walls: Walls = {}
+        self._finished: dict[str, int] = {}
+        self._expected: dict[str, list[float]] = {}
+        self._rest = self._began = self._kept = 0.0
+        self._known = False
         self._older: dict[str, int | None] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def follow(self, pending: Iterable[Job], recorded: Path = Path("recorded")) -> None:
-        """Start to follow this run's jobs; cells of other jobs count as done if their CSV exists."""
+    def follow(self, pending: Iterable[Job], others: int = 0, recorded: Path = Path("recorded")) -> None:
+        """Start to follow this run's jobs; cells of other jobs count as done if their CSV exists.
+
+        Args:
+            pending: the jobs that measure.
+            others: how many jobs make tables, figures and the report from them.
+            recorded: folder of recorded machines.
+        """
         self._pending = list(pending)
         if not self._pending:
             return
         measured = [job for job in self._plan.all_jobs() if job not in self._pending and self._plan.csv(job).exists()]
         self._done_before = sum(len(job.cells) for job in measured)
-        self._walls = read_walls(sources(self._plan, recorded))
+        self._expected = self._expect(read_walls(sources(self._plan, recorded)))
+        self._rest = OTHER_S * others
+        self._began = self._clock()
         self._older = {job.path: self._written(job) for job in self._pending}
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self._log.write_text("", encoding="utf-8")
@@ -89,7 +104,7 @@ class ProgressMonitor:
         """Report what is new in the logs."""
         for job in self._pending:
             seen = self._finished.get(job.path)
-            if seen is not None and len(seen) == len(job.cells):
+            if seen == len(job.cells):
                 continue
             lines = self._lines(job)
             if lines is None:
@@ -97,11 +112,13 @@ class ProgressMonitor:
             # A job that is launched again says of all its cells once more how they ended.
             matches = (match for match in map(FINISHED.match, lines) if match)
             finished = list({match["number"]: match for match in matches}.values())
-            self._finished[job.path] = [float(match["seconds"]) for match in finished]
-            for match in finished[len(seen or []) :]:
+            self._finished[job.path] = len(finished)
+            if seen is None:  # what is there at once was kept from an earlier launch, or took next to no time
+                self._kept += sum(self._expected[job.path][1 : 1 + len(finished)])
+            for match in finished[seen or 0 :]:
                 if match["outcome"] != "ok":
                     self._say(f"{job.path}, cell {match['number']}: {match['outcome']}")
-            if seen is None or len(finished) > len(seen):
+            if seen is None or len(finished) > seen:
                 self._say(self._position(job, len(finished)))
 
     def _job_log(self, job: Job) -> Path:
@@ -124,10 +141,10 @@ class ProgressMonitor:
             return None
 
     def _position(self, job: Job, finished: int) -> str:
-        done = self._done_before + sum(map(len, self._finished.values()))
+        done = self._done_before + sum(self._finished.values())
         total = self._done_before + sum(len(pending.cells) for pending in self._pending)
         place = f"{done} of {total} cells done"
-        if done < total:
+        if done < total or self._rest:
             place += f", {duration(self.seconds_left())}"
         if finished == len(job.cells):
             return f"{place} | {job.path}: done"
@@ -135,28 +152,30 @@ class ProgressMonitor:
         return f"{place} | {job.path}, cell {finished + 1} of {len(job.cells)}: {cell}"
 
     def seconds_left(self) -> float | None:
-        """Estimate the seconds left from recorded times, scaled to this run; unknown cells count as its mean.
-
-        A job that has not begun also takes what starts it, but on a CPU, where one process is forked for all.
-        """
-        taken = expected = starts = 0.0
-        spent: list[float] = []
-        left: list[float | None] = []
-        for job in self._pending:
-            seconds = self._finished.get(job.path, [])
-            known = [self._walls.get(wall_key(cell)) for cell in job.cells]
-            spent += seconds
-            left += known[len(seconds) :]
-            if job.path not in self._finished and self._plan.machine != CPU:
-                starts += self._walls.get((job.experiment,), 0.0)
-            for here, there in zip(seconds, known, strict=False):
-                if there is not None:
-                    taken, expected = taken + here, expected + there
-        mean = sum(spent) / len(spent) if spent else None
-        if mean is None and None in left:
+        """Estimate the seconds left: those expected of what is left, at this run's pace by the clock."""
+        done, left = -self._kept, self._rest
+        for job, seconds in self._expected.items():
+            begun = 1 + self._finished[job] if job in self._finished else 0
+            done, left = done + sum(seconds[:begun]), left + sum(seconds[begun:])
+        beforehand = self._known and BEFOREHAND * (done + left)
+        if not done + beforehand:
             return None
-        pace = taken / expected if expected else 1.0
-        return pace * starts + sum(mean or 0.0 if wall is None else pace * wall for wall in left)
+        passed = self._clock() - self._began
+        return (passed + beforehand) / (done + beforehand) * left
+
+    def _expect(self, walls: Walls) -> dict[str, list[float]]:
+        """Seconds of each job's start and of its cells; unknown cells count as the mean of the known ones."""
+        known = [walls[key] for job in self._pending for key in map(wall_key, job.cells) if key in walls]
+        self._known = bool(known)
+        mean = sum(known) / len(known) if known else 1.0
+        forked = self._plan.machine == CPU
+        return {
+            job.path: [
+                FORKED_S if forked else walls.get((job.experiment,), 0.0),
+                *(walls.get(wall_key(cell), mean) for cell in job.cells),
+            ]
+            for job in self._pending
+        }
 
     def _say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)

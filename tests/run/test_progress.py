@@ -47,14 +47,16 @@ def plan(tmp_path, monkeypatch):
 
 @pytest.fixture
 def follow(plan, capsys):
-    """A monitor of the named jobs that looks when it is told, with what it says."""
+    """A monitor of the named jobs that looks when it is told, at a time by its clock, with what it says."""
 
-    def start(*names):
-        monitor = ProgressMonitor(plan)
+    def start(*names, others=0):
+        clock = [0.0]
+        monitor = ProgressMonitor(plan, lambda: clock[0])
         monitor._thread.run = lambda: None  # looks are the test's
-        monitor.follow([plan.jobs["accumulation"][name] for name in names])
+        monitor.follow([plan.jobs["accumulation"][name] for name in names], others)
 
-        def look():
+        def look(seconds=0.0):
+            clock[0] = seconds
             monitor.look()
             return capsys.readouterr().err.splitlines()
 
@@ -77,10 +79,10 @@ def test_cells_are_counted_over_the_whole_run(plan, follow):
     write_log(plan, "a")
     assert look() == ["1 of 7 cells done, time left not known yet | accumulation/a, cell 1 of 3: additions=1"]
     write_log(plan, "a", "ok", "ok")
-    assert look() == ["3 of 7 cells done, about 8 s left | accumulation/a, cell 3 of 3: additions=3"]
+    assert look(4) == ["3 of 7 cells done, about 8 s left | accumulation/a, cell 3 of 3: additions=3"]
     assert look() == []
     write_log(plan, "a", "ok", "ok", "oom: CUDA out of memory. Tried, in vain, 3 GiB")
-    assert look() == [
+    assert look(6) == [
         "accumulation/a, cell 3: oom: CUDA out of memory. Tried, in vain, 3 GiB",
         "4 of 7 cells done, about 6 s left | accumulation/a: done",
     ]
@@ -93,11 +95,13 @@ def test_cells_are_counted_over_the_whole_run(plan, follow):
 
 def test_cells_that_a_second_launch_names_again_are_counted_once(plan, follow):
     look = follow("a")
-    write_log(plan, "a", "ok")
+    write_log(plan, "a")
     look()
+    write_log(plan, "a", "ok")
+    look(1)
     log = plan.results / "logs/accumulation/a.log"
     log.write_text(log.read_text() + "".join(finished_line(i, 3, f"additions={i}", "ok", 2.0) + "\n" for i in (1, 2)))
-    assert look() == ["2 of 3 cells done, about 2 s left | accumulation/a, cell 3 of 3: additions=3"]
+    assert look(4) == ["2 of 3 cells done, about 2 s left | accumulation/a, cell 3 of 3: additions=3"]
 
 
 def test_on_a_full_disk_progress_is_still_told(plan, follow):
@@ -115,18 +119,25 @@ def test_a_log_of_an_earlier_run_does_not_count(plan, follow):
     assert look() == []
     write_log(plan, "a", "ok")
     os.utime(plan.results / "logs/accumulation/a.log", (0, 0))  # the clock of another host
-    assert look() == ["1 of 3 cells done, about 4 s left | accumulation/a, cell 2 of 3: additions=2"]
+    assert look(2) == ["1 of 3 cells done, time left not known yet | accumulation/a, cell 2 of 3: additions=2"]
+
+
+def record(tmp_path, startup):
+    """Cells of 10, 20 and 30 s on another GPU, whose jobs took `startup` seconds to start."""
+    origin = provenance(**H200, startup_seconds=startup)
+    rows = [make_row(cell, summarize(WALL, "s", [10.0 * cell.additions]), origin) for cell in CELLS]
+    write_job(tmp_path / "recorded/nvidia-h200/raw/accumulation/x.csv", Accumulation, rows)
 
 
 def test_the_time_left_is_what_was_recorded_at_the_pace_of_this_run(plan, follow, tmp_path):
-    """Recorded on another GPU: 10, 20 and 30 s. This run takes 2 s for the first one, a fifth."""
-    rows = [make_row(cell, summarize(WALL, "s", [10.0 * cell.additions]), provenance(**H200)) for cell in CELLS]
-    write_job(tmp_path / "recorded/nvidia-h200/raw/accumulation/x.csv", Accumulation, rows)
+    """This run takes 2 s for the first cell, a fifth; as if 3 s, a twentieth of all, had passed before."""
+    record(tmp_path, startup=0.0)
     look = follow("a")
     write_log(plan, "a")
     assert look() == ["0 of 3 cells done, about 60 s left | accumulation/a, cell 1 of 3: additions=1"]
     write_log(plan, "a", "ok")
-    assert look() == ["1 of 3 cells done, about 10 s left | accumulation/a, cell 2 of 3: additions=2"]
+    left = round((2 + 3) / (10 + 3) * 50)
+    assert look(2) == [f"1 of 3 cells done, about {left} s left | accumulation/a, cell 2 of 3: additions=2"]
 
 
 @pytest.mark.parametrize(
@@ -143,14 +154,24 @@ def test_a_cell_is_described_by_what_sets_it_apart():
     assert describe(cells[0], cells[:1]) == "additions=1"
 
 
-def test_a_job_that_has_not_begun_also_has_to_start(plan, follow, tmp_path):
-    """Recorded on another GPU: cells of 10, 20 and 30 s, and 6 s until the first one. This run takes a fifth."""
-    origin = provenance(**H200, startup_seconds=6.0)
-    rows = [make_row(cell, summarize(WALL, "s", [10.0 * cell.additions]), origin) for cell in CELLS]
-    write_job(tmp_path / "recorded/nvidia-h200/raw/accumulation/x.csv", Accumulation, rows)
-    look = follow("a", "b")
-    write_log(plan, "a", "ok")
-    assert look() == ["1 of 6 cells done, about 23 s left | accumulation/a, cell 2 of 3: additions=2"]
+def test_starts_of_jobs_and_the_report_take_time_as_well(plan, follow, tmp_path):
+    record(tmp_path, startup=6.0)
+    look = follow("a", "b", others=7)
+    write_log(plan, "a")
+    assert look(6) == ["0 of 6 cells done, about 2 min left | accumulation/a, cell 1 of 3: additions=1"]
+    write_log(plan, "a", "ok", "ok", "ok")
+    write_log(plan, "b")
+    look(72)
+    write_log(plan, "b", "ok", "ok", "ok")
+    (last,) = look(132)
+    assert last == "6 of 6 cells done, about 14 s left | accumulation/b: done"
+
+
+def test_cells_that_an_earlier_launch_has_kept_say_nothing_of_the_pace(plan, follow, tmp_path):
+    record(tmp_path, startup=0.0)
+    look = follow("a")
+    write_log(plan, "a", "ok", "ok")
+    assert look(0.5) == ["2 of 3 cells done, about 40 s left | accumulation/a, cell 3 of 3: additions=3"]
 
 
 def test_of_several_recorded_gpus_each_cell_counts_and_the_own_model_wins(plan, tmp_path):
