@@ -4,6 +4,7 @@ Each field of the experiment's dataclass is an option that accepts one or more v
 An experiment with several processes is launched by torchrun; rank 0 writes and prints.
 """
 
+import atexit
 import contextlib
 import dataclasses
 import gc
@@ -84,6 +85,7 @@ def main(experiment: type[E], measure: Measure[E]) -> None:
                 check_processes(cell, rank)
                 check_own(cell)
             device = device_of_rank(cells, machine, rank)
+            kept = kept_cells()
             if options.output and rank.number == 0:
                 until_written.enter_context(reserved(options.output, len(cells)))
         except ValueError as error:
@@ -92,7 +94,7 @@ def main(experiment: type[E], measure: Measure[E]) -> None:
             sys.exit(2)
         startup_seconds = time.time() - psutil.Process().create_time()
 
-        measured = measure_all(cells, measure, device, rank, options.seed)
+        measured = measure_all(cells, measure, device, rank, options.seed, kept)
         if rank.number == 0:
             origin = provenance.collect(
                 machine,
@@ -134,10 +136,15 @@ def of_row(cell: Experiment, row: Measurement) -> list[str]:
 
 
 def measure_all(
-    cells: Sequence[E], measure: Measure[E], device: torch.device, rank: Rank, seed: int
+    cells: Sequence[E],
+    measure: Measure[E],
+    device: torch.device,
+    rank: Rank,
+    seed: int,
+    earlier: Sequence[list[Measurement]] = (),
 ) -> list[tuple[E, list[Measurement]]]:
-    """Measure all cells; cells that an earlier launch of the job has measured or lost are taken from there."""
-    kept = list(zip(cells, kept_cells(), strict=False))
+    """Measure all cells but the first ones, which an earlier launch of the job has measured or lost."""
+    kept = list(zip(cells, earlier, strict=False))
     cells_left = cells[len(kept) :]
     names = [describe(cell, cells) for cell in cells_left]
     with tempfile.TemporaryDirectory() as cache, process_group(rank, device), lost_memory():
@@ -145,6 +152,7 @@ def measure_all(
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
         # Collections between cells then leave out what modules hold, which takes a tenth of a second each time.
         gc.freeze()
+        atexit.register(gc.unfreeze)  # or Triton's bindings would call what is still there leaked, in 30 lines
         measured = measure_cells(cells_left, measure, device, seed) if cells_left else iter(())
         if rank.number > 0:
             return list(measured)

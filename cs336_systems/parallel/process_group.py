@@ -55,7 +55,8 @@ def current_rank() -> Rank:
         local_processes=local_processes,
     )
     if processes > 1:
-        check_meeting_point()
+        collective_timeout()
+        check_meeting_point(listens=rank.number == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
     return rank
 
 
@@ -72,11 +73,23 @@ def environment_integer(name: str, default: str, *, at_least: int, at_most: int 
     return int(text)
 
 
-def check_meeting_point() -> None:
-    """Check that the ranks of a launch can rendezvous.
+def collective_timeout() -> timedelta:
+    """How long a rank waits for the others in a collective.
 
     Raises:
-        ValueError: MASTER_ADDR is not a host's name or address, or MASTER_PORT not a port.
+        ValueError: the variable of TIMEOUT is not a number of seconds.
+    """
+    return timedelta(seconds=environment_integer(*TIMEOUT, at_least=1, at_most=86_400))
+
+
+def check_meeting_point(*, listens: bool) -> None:
+    """Check that the ranks of a launch can rendezvous.
+
+    Args:
+        listens: whether it is this process that will listen there.
+
+    Raises:
+        ValueError: MASTER_ADDR is not a host's name or address, or MASTER_PORT not a port, or not a free one.
     """
     port = environment_integer("MASTER_PORT", "", at_least=1, at_most=65_535)
     address = os.environ.get("MASTER_ADDR", "")
@@ -86,6 +99,13 @@ def check_meeting_point() -> None:
         raise ValueError(
             f"the environment variable MASTER_ADDR is {address!r} ({error}); allowed: the name or address of rank 0's "
             "host"
+        ) from None
+    try:
+        if listens:
+            socket.create_server(("", port)).close()
+    except OSError as error:
+        raise ValueError(
+            f"the environment variable MASTER_PORT is '{port}' ({os.strerror(error.errno or 0)}); allowed: a free port"
         ) from None
 
 
@@ -104,7 +124,7 @@ def process_group(rank: Rank, device: torch.device) -> Iterator[None]:
     if rank.processes == 1:
         yield
         return
-    timeout = timedelta(seconds=environment_integer(*TIMEOUT, at_least=1, at_most=86_400))
+    timeout = collective_timeout()
     end_with_the_launcher()
     on_gpu = device.type == "cuda"
     if on_gpu:

@@ -34,8 +34,14 @@ def start_keeping(file: Path, launched: str) -> int:
 
 
 def kept_cells() -> list[list[Measurement]]:
-    """Measurements of earlier launches of this job, by cell; empty in a first launch, or without a file."""
+    """Measurements of earlier launches of this job, by cell; empty in a first launch, or without a file.
+
+    Raises:
+        ValueError: the file that the environment names does not exist.
+    """
     file = os.environ.get(KEPT)
+    if file and not Path(file).is_file():
+        raise ValueError(f"the environment variable {KEPT} is {file!r}; allowed: a file that cs336_systems.run made")
     return measured_cells(Path(file)) if file else []
 
 

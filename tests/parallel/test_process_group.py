@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -69,6 +70,22 @@ def test_a_meeting_point_that_is_no_host_is_refused(address, monkeypatch):
     for name, usual in (LAUNCHED | {"MASTER_ADDR": address}).items():
         monkeypatch.setenv(name, usual)
     with pytest.raises(ValueError, match=rf"^the environment variable MASTER_ADDR is '{address}' \(.*\); allowed: "):
+        current_rank()
+
+
+def test_a_port_that_is_taken_is_refused_by_the_rank_that_would_listen_there(monkeypatch):
+    with socket.create_server(("", 0)) as other:
+        port = str(other.getsockname()[1])
+        for name, usual in (LAUNCHED | {"MASTER_PORT": port}).items():
+            monkeypatch.setenv(name, usual)
+        current_rank()  # rank 1 only connects
+        for name in ("RANK", "LOCAL_RANK"):
+            monkeypatch.setenv(name, "0")
+        with pytest.raises(
+            ValueError, match=f"MASTER_PORT is '{port}' .Address already in use.; allowed"
+        ):
+            current_rank()
+        monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")  # torchrun listens there
         current_rank()
 
 

@@ -109,7 +109,7 @@ def run_module(device, module, arguments, printed):
     launched = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     restored = {"TORCHINDUCTOR_CACHE_DIR": ""}  # which a job sets
     connected = contextlib.nullcontext()
-    meeting_point = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    meeting_point = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     with (
         mock.patch.dict(os.environ, launched | meeting_point | restored),
         mock.patch.object(sys, "argv", [module, *arguments]),
