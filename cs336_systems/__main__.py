@@ -5,6 +5,7 @@ Launch: cs336-systems fit --size 2.7B
 
 import importlib.util
 import runpy
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -67,6 +68,7 @@ def is_experiment(name: str) -> bool:
 def run(module: str, options: Sequence[str]) -> None:
     """Run a module as `python -m` does."""
     sys.argv = [module, *options]
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback where `head` has read enough
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except ModuleNotFoundError as error:

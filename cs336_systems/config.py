@@ -193,7 +193,7 @@ class Config(Part):
         pattern="^(none|[0-9.]+%)$", description="none, or a percentage above 0% and below 100%, such as 5%"
     )
     seed: int = Field(ge=0, le=LARGEST_SEED, description=f"a whole number from 0 to {LARGEST_SEED}")
-    cell_timeout: int = Field(ge=1, description="a whole number of seconds, from 1")
+    cell_timeout: int = Field(ge=1, le=10**6, description="a whole number of seconds, from 1 to 1000000")
     sizes: dict[Text, OwnShape] = Field(description="a mapping from a name to d_model, d_ff, num_layers and num_heads")
     trace: Trace = Field(description="the scales smoke and handout, each a mapping from each parameter to its value")
     experiments: Annotated[dict[str, ItsScales], BeforeValidator(_named)] = Field(

@@ -35,11 +35,11 @@ def check_model(model: str, attention: str = "plain") -> None:
     if not callable(found):
         raise ValueError(f"model is {model!r}, which is of type {type(found).__name__}; allowed: a model class")
     try:
+        parameters = inspect.signature(found).parameters.values()
         inspect.signature(found).bind(**dict.fromkeys(ARGUMENTS))
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # ValueError of a built-in class
         allowed = ", ".join(ARGUMENTS)
         raise ValueError(f"model {model!r} cannot be called: {error}; allowed: a class that takes {allowed}") from None
-    parameters = inspect.signature(found).parameters.values()
     if attention != "plain" and not any(
         parameter.name == "attention" or parameter.kind == parameter.VAR_KEYWORD for parameter in parameters
     ):

@@ -1,5 +1,6 @@
 """The command `cs336-systems`."""
 
+import signal
 import subprocess
 import sys
 
@@ -22,7 +23,9 @@ def run(monkeypatch, capsys):
             status = end.code
         return status, *capsys.readouterr()
 
-    return run
+    ignored = signal.getsignal(signal.SIGPIPE)
+    yield run
+    signal.signal(signal.SIGPIPE, ignored)
 
 
 def test_help_names_every_command(run):
@@ -58,6 +61,10 @@ def test_a_command_has_its_own_options(run):
     command = [sys.executable, "-m", "cs336_systems", "measure", "accumulation", "--additions", "10", "--device", "cpu"]
     measured = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert measured.returncode == 0, measured.stderr
+    head = f"{sys.executable} -m cs336_systems fit --size nano | head -n 1"
+    first = subprocess.run(head, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert first.stdout.startswith("Yes: ")
+    assert not first.stderr
     assert "sum" in measured.stdout
 
 

@@ -17,6 +17,8 @@ from cs336_systems.compare.statistics import Time, time_of
 FORMATS = "a JSON file of nvbench or pytest-benchmark, or a CSV file with the columns name and seconds"
 LARGEST = 256 * 2**20
 """Bytes of the largest file that is read."""
+NO_TIMES = (LookupError, TypeError, AttributeError, UnicodeError, RecursionError, json.JSONDecodeError, csv.Error)
+"""What reading a file of another kind raises."""
 MEAN, NOISE, COUNT = "nv/cold/time/gpu/mean", "nv/cold/time/gpu/stdev/relative", "nv/cold/sample_size"
 BINARY = "nv/json/bin:nv/cold/sample_times"
 """Tags of nvbench's summaries; the last one's samples are in a file next to the JSON."""
@@ -57,7 +59,7 @@ def read_samples(name: str) -> Samples:
             return Samples(name, path, dict(_of_nvbench(path, content)), on_gpu=True, about={"gpu": devices})
         samples = {str(each["fullname"]): each["stats"]["data"] for each in benchmarks}
         return Samples(name, path, dict(_times(name, samples)), on_gpu=False, about=_machine(content))
-    except (KeyError, TypeError, IndexError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except NO_TIMES as error:
         missing = f", which lacks {error}" if isinstance(error, KeyError) else ""
         raise ValueError(f"{name} is not a file of times{missing}; allowed: {FORMATS}") from None
 

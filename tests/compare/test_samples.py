@@ -108,6 +108,8 @@ def test_samples_are_read_to_the_digit(tmp_path):
             "which lacks 'seconds'; allowed: a JSON file of nvbench or pytest-benchmark, or a CSV",
         ),
         ("a.json", "[1", "is not a file of times; allowed: a JSON file of nvbench"),
+        ("a.json", "[" * 100_000, "is not a file of times; allowed: a JSON file of nvbench"),
+        ("a.csv", f"name,seconds\n{'x' * 200_000},1\n", "is not a file of times; allowed: a JSON file of nvbench"),
         ("a.json", "[]", "is not a file of times; allowed: a JSON file of nvbench"),
         ("a.json", '{"benchmarks": [{"fullname": "x", "stats": {"mean": 1}}]}', "which lacks 'data'; allowed: "),
         ("a.json", '{"benchmarks": []}', "has no times; allowed: at least one"),

@@ -81,9 +81,7 @@ def test_a_port_that_is_taken_is_refused_by_the_rank_that_would_listen_there(mon
         current_rank()  # rank 1 only connects
         for name in ("RANK", "LOCAL_RANK"):
             monkeypatch.setenv(name, "0")
-        with pytest.raises(
-            ValueError, match=f"MASTER_PORT is '{port}' .Address already in use.; allowed"
-        ):
+        with pytest.raises(ValueError, match=f"MASTER_PORT is '{port}' .Address already in use.; allowed"):
             current_rank()
         monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")  # torchrun listens there
         current_rank()
