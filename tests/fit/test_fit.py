@@ -199,8 +199,11 @@ def test_cells_that_cannot_fit_are_told_and_others_tried():
     assert too_large(FullyShardedTraining(size="10B", precision="bf16"), "nvidia-h200") == ""  # sharded, it fits
 
 
-def test_the_documented_answer_is_todays(capsys):
-    text = (ROOT / "docs/what-fits.md").read_text()
-    command, answer = re.search(r"cs336-systems fit (.*)\n```.*?```text\n(.*?)\n```", text, re.DOTALL).groups()
+@pytest.mark.parametrize(
+    ("page", "answer"), [("docs/what-fits.md", r"```.*?```text\n(.*?)\n```"), ("README.md", r"# (.*?)\n")]
+)
+def test_the_documented_answer_is_todays(capsys, page, answer):
+    text = (ROOT / page).read_text()
+    command, answer = re.search(rf"^cs336-systems fit ([^\n]*)\n{answer}", text, re.DOTALL | re.MULTILINE).groups()
     main(shlex.split(command))
     assert capsys.readouterr().out.startswith(f"{answer}\n")
