@@ -102,7 +102,8 @@ onstart:
     for sentence in told([cell for job in pending for cell in job.cells], PLAN.machine):
         print(f"Does not fit: {sentence}.", file=sys.stderr)
     PLAN_FILE.write_text(PLAN_JSON, encoding="utf-8")
-    PROGRESS.follow(pending, len([*workflow.dag.needrun_jobs(exclude_finished=False)]) - len(pending))
+    others = [job for job in workflow.dag.needrun_jobs(exclude_finished=False) if job.output]
+    PROGRESS.follow(pending, len(others) - len(pending))
 
 
 onsuccess:

@@ -25,7 +25,7 @@ from cs336_systems.record.validation import Row
 from cs336_systems.yaml_file import read_mapping
 from scripts.card.record import read_cards
 from scripts.tools.archive import DATE, pack
-from scripts.tools.log import log_to
+from scripts.tools.log import Refused, log_to
 
 METADATA, PLAN, COVERAGE, CHECKS = "ro-crate-metadata.json", "plan.json", "coverage.csv", "checks.csv"
 CITATION, LICENSE, WORKFLOW, CONSTRAINTS = "CITATION.cff", "LICENSE", "Snakefile", "constraints.txt"
@@ -67,7 +67,7 @@ def bundle(csvs: Sequence[str], plan: str, coverage: str, checks: str, output: s
     """
     machine = read_plan(Path(plan)).machine
     if not csvs:
-        raise ValueError(f"nothing is measured on {machine!r} yet; allowed: at least one CSV file of an experiment")
+        raise Refused(f"nothing is measured on {machine!r} yet; allowed: at least one CSV file of an experiment")
     paths = [Path(csv) for csv in csvs]
     folder = paths[0].parents[2]
     rows = read_rows(paths, machine)
@@ -80,7 +80,7 @@ def bundle(csvs: Sequence[str], plan: str, coverage: str, checks: str, output: s
         files[CONSTRAINTS] = pins
     for name in files:
         if not NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is not the name of a file in a bundle; allowed: see docs/sharing-results.md")
+            raise Refused(f"{name!r} is not the name of a file in a bundle; allowed: see docs/sharing-results.md")
     files[METADATA] = json.dumps(describe(files, rows), indent=1, sort_keys=True, ensure_ascii=False).encode()
     pack(Path(output), files, date=max(DATE, measured_at(last).timetuple()[:6]))
 

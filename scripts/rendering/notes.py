@@ -13,6 +13,7 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.rows import parameters
 from scripts.rendering.contents import check_name
 from scripts.rendering.markup import Typst, escape, significant, string, with_unit
+from scripts.tools.log import Refused
 
 FOLDER = Path("notes")
 STATISTICS = ("median", "mean", "std", "p20", "p80")
@@ -30,7 +31,7 @@ def note_files(sections: Collection[str], folder: Path = FOLDER) -> list[str]:
         ValueError: one is named after no section, in one sentence.
     """
     for path in (found := sorted(folder.glob("*"))):
-        if path.suffix != ".md" or path.stem not in sections:
+        if path.suffix != ".md" or path.stem not in sections or not path.is_file():
             raise ValueError(f"{path} belongs to no section; allowed: SECTION.md, of {', '.join(sections)}")
     return list(map(str, found))
 
@@ -39,14 +40,14 @@ def read_notes(sections: Collection[str], tables: Mapping[str, Any], folder: Pat
     """The notes as markup, by their section, with numbers from the tables.
 
     Raises:
-        ValueError: a number that names no row, or several, in one sentence.
+        Refused: it is not in UTF-8, or a number names no row, or several, in one sentence.
     """
     notes = {}
     for path in map(Path, note_files(sections, folder)):
         try:
             notes[path.stem] = note(path.read_text(encoding="utf-8"), lambda name: number(name, tables))
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+            raise Refused(f"{path}: {error}") from None
     return notes
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 
-class Refused(Exception):
+class Refused(ValueError):
     """A file of the user's that cannot be used, in one sentence: shown without a traceback."""
 
 

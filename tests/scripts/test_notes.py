@@ -6,6 +6,7 @@ import pytest
 import typst
 
 from scripts.rendering.notes import note, note_files, number, read_notes
+from scripts.tools.log import Refused
 from tests.samples import ROOT
 from tests.support.faults import recorded
 
@@ -56,10 +57,21 @@ def test_a_number_without_its_row_is_refused(name, sentence, tmp_path):
     assert str(error.value).startswith(f"{tmp_path / 'conclusion.md'}: ")
 
 
-@pytest.mark.parametrize("name", ["pie.md", "conclusion.txt"])
+def test_a_note_in_another_encoding_is_refused(tmp_path):
+    (tmp_path / "conclusion.md").write_text("Wörter", encoding="latin-1")
+    with pytest.raises(Refused, match=r"conclusion.md: 'utf-8' codec can't decode byte"):
+        read_notes(SECTIONS, {}, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["pie.md", "conclusion.txt", "flash_forward.md/"])
 def test_a_note_on_no_section_is_refused(name, tmp_path):
-    (tmp_path / name).write_text("Words.")
-    with pytest.raises(ValueError, match=f"{name} belongs to no section; allowed: SECTION.md, of flash_forward, "):
+    if name.endswith("/"):
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).write_text("Words.")
+    with pytest.raises(
+        ValueError, match=f"{name.rstrip('/')} belongs to no section; allowed: SECTION.md, of flash_forward, "
+    ):
         note_files(SECTIONS, tmp_path)
 
 
