@@ -1,7 +1,7 @@
 """Ways to train any module, predicted from traces of its step on PyTorch's meta device."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,10 @@ from cs336_systems.accounting.setting import Scheme
 from cs336_systems.accounting.step_time import weighted
 from cs336_systems.accounting.step_work import SPLIT_UPDATE_BYTES, WHOLE_UPDATE_BYTES, Rates, Work, reduced_work
 from cs336_systems.accounting.units import BYTES
+from cs336_systems.experiments.base import make_cell
 from cs336_systems.fit.answer import Answer
 from cs336_systems.fit.gpus import memory_of, rates_of
+from cs336_systems.fit.parameters import Question
 from cs336_systems.fit.recorded import MEMORY_WITHIN, recorded
 from cs336_systems.fit.replay import Sharing, peak_of
 from cs336_systems.fit.tracing import Precision, Trace, next_token, trace_step
@@ -55,9 +57,12 @@ def fit(
         price: of a GPU-hour; adds the price of a million tokens.
 
     Raises:
-        ValueError: the module cannot be traced, or the GPU is not known, in one sentence.
+        ValueError: the module cannot be traced, or an argument has no such value, in one sentence.
     """
+    make_cell(cast(Any, Question), {"gpu": gpu, "gpus": gpus, "precision": precision, "price": price})
     ids = all(isinstance(size, int) for size in inputs)
+    if not inputs or not all(size > 0 if ids else isinstance(size, Tensor) for size in inputs):
+        raise ValueError(f"inputs is {str(inputs)[:80]}; allowed: a shape of token ids, such as (4, 2048), or tensors")
     shape: Any = inputs if ids else inputs[0].shape  # type: ignore[union-attr]
     batch: Any = [torch.empty(shape, dtype=torch.int64, device="meta")] if ids else inputs
     module = Module(build, batch, loss or (next_token if ids else mean_square))
@@ -78,7 +83,9 @@ def fit(
 
 def mean_square(output: Any) -> Tensor:
     """The mean square of the first tensor of floating point in an output."""
-    first = next(x for x in tree_iter(output) if isinstance(x, Tensor) and x.is_floating_point())
+    first = next((x for x in tree_iter(output) if isinstance(x, Tensor) and x.is_floating_point()), None)
+    if first is None:
+        raise TypeError("its output has no tensor of floating point")
     return first.float().square().mean()
 
 

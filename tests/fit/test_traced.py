@@ -171,6 +171,30 @@ def test_a_module_and_the_shape_of_its_input_are_enough():
     assert "4 x 32 tokens" in str(answer)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"gpus": 0}, "gpus is 0; allowed: greater than or equal to 1"),
+        ({"gpus": 1.5}, "gpus is 1.5; allowed: "),
+        ({"gpu": 5}, "gpu is 5; allowed: "),
+        ({"precision": "fp16"}, "precision is 'fp16'; allowed: 'fp32' or 'bf16'"),
+        ({"price": float("nan")}, "price is nan; allowed: a finite number"),
+        ({"inputs": ()}, r"inputs is \(\); allowed: a shape of token ids"),
+        ({"inputs": (4, 0)}, r"inputs is \(4, 0\); allowed: a shape"),
+        ({"inputs": "ids"}, "inputs is ids; allowed: a shape"),
+        ({"loss": mean_square, "build": lambda: Integers(8, 8)}, "its output has no tensor of floating point"),
+    ],
+)
+def test_an_argument_without_sense_is_refused(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        fit(**{"build": lambda: nn.Linear(8, 8), "inputs": [torch.empty(2, 8)]} | arguments)
+
+
+class Integers(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).argmax(-1)
+
+
 def test_memory_of_convolutions_is_a_lower_bound():
     small, large = (fit(lambda: nn.Conv2d(3, 8, 3), [torch.empty(n, 3, 16, 16, device="meta")]) for n in (2, 2**26))
     assert [way.way for way in small.ways] == ["autocast", "bf16 weights"]
