@@ -130,7 +130,8 @@ class FolderModules(MetaPathFinder):
     def load(self, name: str) -> ModuleType:
         """Import a module by its name in the folder; what cannot be imported on the way fails where it is used."""
         if not self.has(name.partition(".")[0]):
-            raise ModuleNotFoundError(f"No module named {name!r} in {self.folder.name}", name=name)
+            own = " (a module of Python's own has this name)" if name in sys.stdlib_module_names else ""
+            raise ModuleNotFoundError(f"No module named {name!r} in {self.folder.name}{own}", name=name)
         module: ModuleType = self._import(name, fromlist=LEAF)
         return module
 

@@ -143,8 +143,8 @@ def verify_all(
     DataFrame(found).to_csv(results / "verify.csv", index=False)
     there = [row for row in found if row["verdict"] not in (NOT_THERE, UNSUPPORTED)]
     right = [f"{row['student']} {row['family']} {row['implementation']}" for row in there if row["verdict"] == RIGHT]
-    names = ", ".join(map(str.strip, right)) or "none"
-    return found, f"{len(right)} of {len(there)} implementations are right: {names}; page: {page}"
+    names = f": {', '.join(map(str.strip, right))}" if right else ""
+    return found, f"{len(right)} of {len(there)} implementations are right{names}; page: {page}"
 
 
 def on_named(implementations: Mapping[str, Any], log: IO[str], limit_s: float) -> list[Verdict]:
