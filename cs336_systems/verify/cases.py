@@ -235,8 +235,8 @@ def judge_data_parallel(case: Case, given: Given, answers: list[Answer]) -> Find
                 size = (gradients[name].norm() / right.norm()).item()
                 summed = ", as a sum over ranks is" if abs(size - case.ranks) < 1e-2 else ""
                 return failed(
-                    f"the gradient of {name} {list(right.shape)} is off from the mean over ranks by {error:.2g} of it, "
-                    f"and {size:.3g} times as large{summed}, {at}"
+                    f"the gradient of {name} {list(right.shape)} has a relative error of {error:.2g}: it is {size:.3g} "
+                    f"times as large as the mean over ranks{summed}, {at}"
                 )
         for name in set(alone.start) - set(alone.gradients):
             if name in gradients and gradients[name].any():
@@ -306,7 +306,8 @@ def judge_fsdp(case: Case, given: Given, answers: list[Answer]) -> Finding:
             return failed(f"weights are not kept in fp32, on rank {rank}")
         whole = sum(weight.numel() for weight in alone.start.values())
         if header["shared"] and not 0 < answer.told.get("held", 0) <= 0.75 * whole:
-            return failed(f"rank {rank} holds {answer.told.get('held', 0) / whole:.2g} of all weights between steps")
+            held = answer.told.get("held", 0) / whole
+            return failed(f"rank {rank} holds {held:.0%} of all weights between steps; allowed: at most 75%")
     return RIGHT
 
 

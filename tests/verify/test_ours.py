@@ -42,10 +42,10 @@ PYTORCHS = {
     "fsdp": "tests.support.pytorchs:fsdp",
 }
 WRONG_IN = {
-    "Unsynchronized": "the gradient of .* is off from the mean over ranks by",
-    "Summing": "and 2 times as large, as a sum over ranks is",
+    "Unsynchronized": "the gradient of .* has a relative error of",
+    "Summing": "2 times as large as the mean over ranks, as a sum over ranks is",
     "Alone": "is not rank 0's after the model was wrapped, on rank 1",
-    "Forgetful": r"the gradient of scale \[\] is off from the mean over ranks by",
+    "Forgetful": r"the gradient of scale \[\] has a relative error of",
     "FirstStepOnly": "after 3 steps .* is off from one process's by",
 }
 
