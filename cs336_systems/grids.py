@@ -15,7 +15,7 @@ from cs336_systems.experiments.registry import EXPERIMENTS, KINDS
 from cs336_systems.handed_over import Named, named_by
 from cs336_systems.implementations import PARAMETER, Implementation, family_of, own_implementations, parse
 from cs336_systems.record.revisions import FIRST, as_text, contenders_of, revisions_of
-from cs336_systems.sizes import SPEC, ModelShape, check_own_name, format_size, parse_size, size_name
+from cs336_systems.sizes import ModelShape, check_own_name, format_size, parse_size, size_name
 
 JOB_KEY, QUICK_KEY = "one_job_per", "quick"
 BACKEND, PROCESSES = "backend", "processes"
@@ -326,10 +326,7 @@ def _in_full(size: str) -> str:
     """A size as cells have it: a custom shape with its numbers in order, so that one shape is one text."""
     if ":" not in size:
         return size
-    shape = parse_size(size)
-    if size.count("=") > len(dataclasses.fields(shape)):
-        raise ValueError(f"size is {size!r}; allowed: each number once, as in {SPEC}")
-    return format_size(size_name(size), shape)
+    return format_size(size_name(size), parse_size(size))
 
 
 def _label(key: str, value: Any) -> str:

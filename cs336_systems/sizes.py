@@ -74,9 +74,11 @@ def parse_size(size: str) -> ModelShape:
     name, _, numbers = size.partition(":")
     pairs = dict(pair.partition("=")[::2] for pair in numbers.split(","))
     whole = all(re.fullmatch(r"-?\d{1,18}", number) for number in pairs.values())
-    if not whole or numbers.count("=") != len(pairs) or set(pairs) != {field.name for field in fields(ModelShape)}:
+    if not whole or set(pairs) != {field.name for field in fields(ModelShape)}:
         shown = size if len(size) <= LONGEST_SHOWN else f"{size[:LONGEST_SHOWN]}..."
         raise ValueError(f"size is {shown!r}; allowed: {', '.join(SIZES)}, or a shape of your own as {SPEC}")
+    if numbers.count("=") > len(pairs):
+        raise ValueError(f"size is {size!r}; allowed: each number once, as in {SPEC}")
     check_own_name(name)
     try:
         return ModelShape(**{key: int(value) for key, value in pairs.items()})

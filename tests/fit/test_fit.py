@@ -148,7 +148,7 @@ def test_tied_weights_count_once(capsys):
         ("--size none:d_model=0,d_ff=10,num_layers=1,num_heads=1", "d_model is 0; allowed: whole numbers from 1"),
         ("--size deep:d_model=4,d_ff=4,num_layers=2000000000,num_heads=2", "num_layers is 2000000000; allowed: "),
         ("--size own:d_model=4,d_ff=4,num_layers=2,num_heads=2", "vocab_size is missing"),
-        ("--size own:d_model=4,d_ff=4,num_layers=2,num_heads=2,d_ff=8", "size is 'own:d_model=4,d_ff=4,num_la"),
+        ("--size own:d_model=4,d_ff=4,num_layers=2,num_heads=2,d_ff=8", "allowed: each number once"),
         ("--context 1000000000000000000000000000000", "context is 1000000000000000000000000000000; allowed: "),
         ("--price nan", "price is nan; allowed: a finite number"),
         ("--price 0", "price is 0.0; allowed: greater than 0"),
