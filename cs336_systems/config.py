@@ -113,10 +113,11 @@ class Implementations(Part):
 
 
 class Trace(Part):
-    """The step that is traced, at each scale."""
+    """The step that is traced, at each scale, and a rung of the training ladder, which smoke leaves out."""
 
     smoke: Step
     handout: Step
+    fastest: Step = {}
 
 
 class Scales(Part):

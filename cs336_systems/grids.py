@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cs336_systems.config import CPU, CUDA, HANDOUT, NONE, QUICK, Config, Grid, Mistake, Shape
+from cs336_systems.config import CPU, CUDA, HANDOUT, NONE, QUICK, SMOKE, Config, Grid, Mistake, Shape
 from cs336_systems.experiments.base import Experiment, combinations, expand
 from cs336_systems.experiments.registry import EXPERIMENTS, KINDS
+from cs336_systems.experiments.training_ladder import check_one_rung
 from cs336_systems.handed_over import Named, named_by
 from cs336_systems.implementations import PARAMETER, Implementation, family_of, own_implementations, parse
 from cs336_systems.record.revisions import FIRST, as_text, contenders_of, revisions_of
@@ -21,8 +22,8 @@ JOB_KEY, QUICK_KEY = "one_job_per", "quick"
 BACKEND, PROCESSES = "backend", "processes"
 """Parameters with a single value per launch."""
 DEVICE_OF_BACKEND = {"gloo": CPU, "nccl": CUDA}
-TRACED = "kernel_profile"
-"""The experiment whose parameters describe the step that is traced."""
+TRACED = {"training_step": "kernel_profile", "fastest_step": "training_ladder"}
+"""The traces that are written, and the experiment whose parameters describe the step of each."""
 LARGEST_NUMBER = 2**31 - 1
 MOST_CELLS = 10_000
 """The most cells of one grid: weeks, if a cell takes a minute."""
@@ -220,18 +221,24 @@ def at_scale(grid: Grid, scale: str, path: tuple[str, ...]) -> Grid | None:
     return None if grid.quick == NONE else grid.model_copy(update=fewer)
 
 
-def plan_trace(config: Config, scale: str) -> Job:
-    """The step that is traced, as a job of one cell.
+def plan_traces(config: Config, scale: str) -> dict[str, Job]:
+    """The steps that are traced, by the names of the traces: jobs of one cell, whose grid is the step's key.
 
     Raises:
         Mistake: a parameter that the experiment does not have, or a value it does not allow.
     """
-    scale = grids_of(scale)
-    values = {key: [value] for key, value in getattr(config.trace, scale).items()}
+    steps = {"training_step": grids_of(scale)} | ({"fastest_step": "fastest"} if config.trace.fastest else {})
+    return {name: _traced(name, key, config) for name, key in steps.items() if key != "fastest" or scale != SMOKE}
+
+
+def _traced(name: str, key: str, config: Config) -> Job:
+    kind = EXPERIMENTS[TRACED[name]]
+    values = {parameter: [value] for parameter, value in getattr(config.trace, key).items()}
     try:
-        (job,) = _grid_jobs(EXPERIMENTS[TRACED], "trace", values, [], own_sizes(config.sizes), config.model)
+        (job,) = _grid_jobs(kind, f"trace.{key}", values, [], own_sizes(config.sizes), config.model)
+        check_one_rung(job.cells[0])
     except ValueError as error:
-        raise Mistake(["trace", scale], f"trace.{scale}: {error}") from None
+        raise Mistake(["trace", key], f"trace.{key}: {error}") from None
     return job
 
 

@@ -26,7 +26,7 @@ from cs336_systems.config import (
 from cs336_systems.experiments.base import make_cell
 from cs336_systems.experiments.registry import EXPERIMENTS, KINDS
 from cs336_systems.fit.planned import too_large
-from cs336_systems.grids import MOST_PROCESSES, Job, device_of, grids_of, launch_command, plan_jobs, plan_trace
+from cs336_systems.grids import MOST_PROCESSES, Job, device_of, grids_of, launch_command, plan_jobs, plan_traces
 from cs336_systems.implementations import family_of
 from cs336_systems.measure.gpus import full_name, near
 from cs336_systems.record.machine import detect, machine_label
@@ -56,8 +56,8 @@ class Plan:
     """Jobs of the report by experiment, then by name."""
     on_request: dict[str, dict[str, Job]]
     """The same of what is measured only when it is asked for, and is not in the report."""
-    trace: Job
-    """The one step whose trace is written."""
+    traced: dict[str, Job]
+    """The steps whose traces are written, by the names of the files."""
 
     @property
     def device(self) -> str:
@@ -173,7 +173,7 @@ def _make_plan(config: Config, recorded: Path) -> Plan:
         scale=scale,
         jobs={name: of for name, of in jobs.items() if name in EXPERIMENTS},
         on_request={name: of for name, of in jobs.items() if name not in EXPERIMENTS},
-        trace=plan_trace(config, scale),
+        traced=plan_traces(config, scale),
     )
     check_sizes(plan)
     check_implementations(plan)
@@ -219,7 +219,8 @@ def read_plan(path: Path) -> Plan:
         }
         for part in ("jobs", "on_request")
     }
-    return Plan(**content | jobs | {"trace": _read_job(content["trace"])})
+    traced = {name: _read_job(job) for name, job in content["traced"].items()}
+    return Plan(**content | jobs | {"traced": traced})
 
 
 def _read_job(job: Mapping[str, Any]) -> Job:
@@ -233,7 +234,7 @@ def check_models(plan: Plan) -> None:
     Raises:
         Mistake: the first model whose source cannot.
     """
-    cells = [cell for job in (*plan.all_jobs(), plan.trace) for cell in job.cells]
+    cells = [cell for job in (*plan.all_jobs(), *plan.traced.values()) for cell in job.cells]
     for model in dict.fromkeys(cell.model for cell in cells if hasattr(cell, "model")):
         try:
             source_digest(model.partition(":")[0])
@@ -264,9 +265,9 @@ def check_sizes(plan: Plan) -> None:
         Mistake: the first size that shares its shape, or its name, with another.
     """
     seen: dict[str, ModelShape] = {}
-    for job in (*plan.all_jobs(), plan.trace):
+    for job in (*plan.all_jobs(), *plan.traced.values()):
         scale = grids_of(plan.scale)
-        path = ["experiments", job.experiment, scale, job.grid] if job is not plan.trace else ["trace", scale]
+        path = job.grid.split(".") if job in plan.traced.values() else ["experiments", job.experiment, scale, job.grid]
         for size in dict.fromkeys(cell.size for cell in job.cells if hasattr(cell, "size")):
             name, shape = size_name(size), parse_size(size)
             for other, its_shape in seen.items():

@@ -1,22 +1,22 @@
 """Artifacts: what people open themselves, of one step each.
 
-Needs the plan (common.smk); makes results/<machine>/traces/training_step.json.gz of the step that config.yaml describes
-under `trace`; by name only, `snakemake nsys` makes results/<machine>/nsys/training_step.nsys-rep of the same step, and
+Needs the plan (common.smk); makes results/<machine>/traces/*.json.gz of the steps that config.yaml describes under
+`trace`; by name only, `snakemake nsys` makes results/<machine>/nsys/training_step.nsys-rep of the first one, and
 `snakemake memory_snapshot` results/<machine>/artifacts/memory_snapshot.pickle.
 """
 
 PLACE = f"--device {PLAN.device} --seed {config['seed']}"
-STEP = f"{PLAN.trace.arguments} {PLACE}"
+STEP = f"{PLAN.traced['training_step'].arguments} {PLACE}"
 # The handout's model; by hand the command takes any other.
 SNAPSHOT_STEP = f"--size 2.7B --context 512 --precision bf16 --model {config['model']} {PLACE}"
 
 
 rule kernel_trace:
-    """Trace a step with PyTorch's profiler, for Perfetto (ui.perfetto.dev) or Chrome (chrome://tracing)."""
+    """Trace steps with PyTorch's profiler, for Perfetto (ui.perfetto.dev) or Chrome (chrome://tracing)."""
     input:
         obstacles,
     output:
-        report(f"{RESULTS}/traces/{TRACE}", category="Traces"),
+        report([f"{RESULTS}/traces/{name}.json.gz" for name in TRACES], category="Traces"),
     log:
         f"{RESULTS}/logs/kernel_trace.log",
     threads: workflow.cores
@@ -24,14 +24,12 @@ rule kernel_trace:
         gpu=1 if PLAN.device == "cuda" else 0,
         cell_timeout=config["cell_timeout"],
     params:
-        step=STEP,
+        steps=trace_commands,
         source=trace_source,
     message:
-        "Tracing a step"
+        "Tracing steps"
     shell:
-        "python -m cs336_systems.run.relaunch --timeout {resources.cell_timeout}"
-        " python -m cs336_systems.artifacts.kernel_trace {params.step} --output {output} 2> {log}"
-        " || python -m cs336_systems.run.failure $? {log}"
+        "( {params.steps} ) 2> {log} || python -m cs336_systems.run.failure $? {log}"
 
 
 rule nsys:

@@ -11,7 +11,7 @@ rule bundle:
     input:
         csvs=raw_csvs,
         cards=cards_to_pack,
-        trace=trace_to_draw,
+        traces=traces_to_draw,
         plan=rules.plan.output[0],
         coverage=rules.tables.output.coverage,
         checks=rules.checks.output[0],

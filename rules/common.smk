@@ -1,6 +1,6 @@
 """Shared by all rules: the plan of this run, the names of its files, and the environment of its jobs.
 
-Needs `config` and SOURCES (preconditions.smk); makes PLAN, PLAN_JSON, RESULTS, TRACE and the functions that turn wildcards into job properties.
+Needs `config` and SOURCES (preconditions.smk); makes PLAN, PLAN_JSON, RESULTS, TRACES and the functions that turn wildcards into job properties.
 """
 
 import atexit
@@ -41,7 +41,7 @@ except ValueError as error:
 
 PLAN_JSON = plan_to_json(PLAN)
 RESULTS = str(PLAN.results)
-TRACE = "training_step.json.gz"
+TRACES = {name: str(PLAN.traces / f"{name}.json.gz") for name in PLAN.traced}
 CLASS = config["students"]
 IMPORT_S = 120  # so long the modules of others may take to be imported
 # What names each student's implementations.
@@ -225,22 +225,22 @@ def reference_csvs():
     return sorted(str(path) for path in PLAN.reference.glob("*/*.csv")) if PLAN.reference else []
 
 
-def trace_to_draw(wildcards):
-    """The trace of a step: the recorded one if there is one, or the one that exists or will."""
-    trace = str(PLAN.traces / TRACE)
-    return trace if os.path.exists(trace) or not measures_nothing() else []
+def traces_to_draw(wildcards):
+    """The traces of steps: the recorded ones, or those that exist or will."""
+    return [trace for trace in TRACES.values() if os.path.exists(trace) or not measures_nothing()]
 
 
 def figures_to_draw(wildcards):
     """What `scripts.stages.draw` is told about each figure."""
-    trace = trace_to_draw(wildcards) or ""
+    traced = traces_to_draw(wildcards)
+    traces = {name: path for name, path in TRACES.items() if path in traced}
     return [
         {
             "script": figure.script,
             "options": figure.options,
             "output": FIGURES[name],
             "code": source_digest(*figure.modules),
-            "source": figure.sources(TABLES, trace),
+            "source": figure.sources(TABLES, traces),
         }
         for name, figure in CONTENTS.figures.items()
     ]
@@ -255,7 +255,7 @@ def measures_nothing():
 
 def obstacles(wildcards):
     """Input that keeps a job or an artifact from being made in this run, if anything does."""
-    obstacle = PLAN.obstacle(JOBS.get(wildcards.get("job"), PLAN.trace))
+    obstacle = PLAN.obstacle(JOBS.get(wildcards.get("job"), PLAN.traced["training_step"]))
     if refused := (
         NOT_MEASURED
         or refused_if(measures_nothing(), "nothing is measured for `snakemake writeup`")
@@ -303,7 +303,17 @@ def job_source(wildcards):
 
 def trace_source(wildcards):
     """The same of the code that traces."""
-    return f"{PLAN.trace.revisions} kernel_trace={present('kernel_trace')}"
+    return f"{' '.join(str(job.revisions) for job in PLAN.traced.values())} kernel_trace={present('kernel_trace')}"
+
+
+def trace_commands(wildcards):
+    """The commands that trace the steps, one after another."""
+    trace = (
+        f"python -m cs336_systems.run.relaunch --timeout {config['cell_timeout']}"
+        " python -m cs336_systems.artifacts.kernel_trace"
+    )
+    options = f"--device {PLAN.device} --seed {config['seed']} --output {RESULTS}/traces"
+    return " && ".join(f"{trace} {job.arguments} {options}/{name}.json.gz" for name, job in PLAN.traced.items())
 
 
 def job_tests(wildcards):

@@ -17,7 +17,7 @@ rule figures:
     """Every figure in report/contents.yaml."""
     input:
         TABLES.values(),
-        trace_to_draw if any(figure.trace for figure in CONTENTS.figures.values()) else [],
+        traces_to_draw if any(figure.trace for figure in CONTENTS.figures.values()) else [],
     output:
         # Kept while the job runs: those that have not changed are not drawn again.
         [

@@ -11,11 +11,12 @@ import torch
 from cs336_systems.benchmarks.command_line import parse_command_line, resolve_device
 from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.experiments.memory_profile import MemoryProfile
+from cs336_systems.experiments.training_ladder import TrainingLadder, check_one_rung
 from cs336_systems.lifeline import end_with_the_run
 from cs336_systems.model_check import check_model
 from cs336_systems.record.rows import reserved
 
-E = TypeVar("E", KernelProfile, MemoryProfile)
+E = TypeVar("E", KernelProfile, MemoryProfile, TrainingLadder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ def parse_step(program: str, experiment: type[E], arguments: Sequence[str]) -> t
 
     Args:
         program: the module of this package that is run.
-        experiment: whose parameters describe the step; it has a model.
+        experiment: whose parameters describe the step.
         arguments: what follows the program's name.
 
     Exits with status 2 and one sentence on bad input.
@@ -47,7 +48,9 @@ def parse_step(program: str, experiment: type[E], arguments: Sequence[str]) -> t
         )
         if len(cells) > 1:
             raise ValueError(f"{len(cells)} steps are described; allowed: one value of each parameter")
-        check_model(cells[0].model, cells[0].attention)
+        check_one_rung(cells[0])
+        if not isinstance(cells[0], TrainingLadder):
+            check_model(cells[0].model, cells[0].attention)
         device = resolve_device(options.device)
         with reserved(options.output, len(cells)):  # or it says why no file can be written there
             pass

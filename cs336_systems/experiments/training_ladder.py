@@ -117,6 +117,18 @@ def rungs_of(text: str) -> tuple[Rung, ...]:
     return tuple(found.values())
 
 
+def check_one_rung(cell: Experiment) -> None:
+    """Check that a cell of the ladder has a single rung, and one process.
+
+    Raises:
+        ValueError: it has more.
+    """
+    if isinstance(cell, TrainingLadder):
+        rungs = rungs_of(cell.rungs)
+        if len(rungs) > 1 or rungs[0].wrapper:
+            raise ValueError(f"rungs is {cell.rungs!r}; allowed: one of {', '.join(rung.name for rung in ALONE)}")
+
+
 def _known_rungs(text: str) -> str:
     rungs_of(text)
     return text

@@ -22,6 +22,9 @@ LAUNCHES = ("cuda_runtime", "cuda_driver")
 ENGINE = "autograd::engine::evaluate_function: "
 """Prefix of the event around the work of one autograd node."""
 
+WHOLE = "step"
+"""The range of a step without stages, as one that is replayed from a CUDA graph."""
+
 Event = Mapping[str, Any]
 
 
@@ -30,7 +33,7 @@ class Stage:
     """One stage of one step, by the host's clock."""
 
     name: str
-    """One of STAGES."""
+    """One of STAGES, or WHOLE."""
     step: int
     """Which of the recorded steps, from 0."""
     start: float
@@ -181,7 +184,7 @@ def _stages(ranges: Iterable[_Span]) -> list[Stage]:
     stages: list[Stage] = []
     step, seen = 0, set[str]()
     for span in sorted(ranges, key=lambda span: span.start):
-        if span.name not in STAGES or (stages and span.start < stages[-1].end):
+        if span.name not in (*STAGES, WHOLE) or (stages and span.start < stages[-1].end):
             continue
         if span.name in seen:
             step, seen = step + 1, set()

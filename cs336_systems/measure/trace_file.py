@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cs336_systems.measure.trace import LAUNCHES, ON_DEVICE, read_file
+from cs336_systems.measure.trace import LAUNCHES, ON_DEVICE, WHOLE, read_file
 from cs336_systems.record.measurement import STAGES
 
 FLOW = "fwdbwd"
@@ -60,8 +60,8 @@ def read_trace(path: Path) -> dict[str, Any]:
             raise ValueError(f"{path}: its event {number} {fault}; allowed: a trace that PyTorch's profiler wrote")
     if not events:
         _check_note(path, content)
-    elif not any(event.get("cat") == "user_annotation" and event["name"] in STAGES for event in events):
-        raise ValueError(f"{path}: it has no range of a training step; allowed: one of {', '.join(STAGES)}")
+    elif not any(event.get("cat") == "user_annotation" and event["name"] in (*STAGES, WHOLE) for event in events):
+        raise ValueError(f"{path}: it has no range of a training step; allowed: one of {', '.join((*STAGES, WHOLE))}")
     return content
 
 

@@ -5,7 +5,6 @@ The rules read this too, before anything runs: no pandas and no matplotlib here.
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -16,11 +15,8 @@ from cs336_systems.grids import TRACED
 from cs336_systems.yaml_file import read_yaml
 
 CONTENTS = Path("report/contents.yaml")
-TRACES = ("training_step",)
-"""The traces that a run writes."""
 SOURCES = ("table", "trace")
 """The keys of a figure that say what it is drawn from."""
-T = TypeVar("T")
 
 
 class Figure(BaseModel, extra="forbid", strict=True, frozen=True):
@@ -45,19 +41,19 @@ class Figure(BaseModel, extra="forbid", strict=True, frozen=True):
     not_recorded: str = ""
     """Why the recorded H200 does not have it yet."""
 
-    def sources(self, tables: Mapping[str, T], trace: T) -> dict[str, T]:
+    def sources(self, tables: Mapping[str, str], traces: Mapping[str, str]) -> dict[str, str]:
         """Of these, what it is drawn from, by the name that `draw` gives it."""
         if self.table:
             return {
                 key: tables[name] for key, name in (("table", self.table), ("second_table", self.second_table)) if name
             }
-        return {"trace": trace}
+        return {"trace": traces.get(self.trace, "")}
 
     @property
     def modules(self) -> list[str]:
         """The modules whose code decides what it shows."""
         scripts = ["scripts.stages.draw", f"scripts.figures.{self.script}"]
-        experiments = [name for name in (self.table or TRACED, self.second_table) if name]
+        experiments = [name for name in (self.table or TRACED[self.trace], self.second_table) if name]
         return [*scripts, *(f"cs336_systems.experiments.{name}" for name in experiments)]
 
 
@@ -104,7 +100,7 @@ def _check_files(contents: Contents, templates: Path) -> None:
         if figure.table:
             check_name(f"figures.{name}.table", figure.table, EXPERIMENTS)
         elif figure.trace:
-            check_name(f"figures.{name}.trace", figure.trace, TRACES)
+            check_name(f"figures.{name}.trace", figure.trace, TRACED)
         if figure.second_table:
             if not figure.table:
                 raise ValueError(f"figures.{name} has second_table without table; allowed: both, or a table alone")

@@ -1,18 +1,15 @@
 """The contents of the title page and the last pages: machine, versions, coverage, self-checks, commands."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import pandas
 from pandas import DataFrame
 
-from cs336_systems.experiments.base import Experiment
 from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.plan import Plan
 from cs336_systems.record.measurement import WALL, WHOLE_CELL
 from cs336_systems.record.revisions import is_current
-from cs336_systems.sizes import size_name
 from scripts.rendering.answer import count
 from scripts.rendering.markup import Table, Typst, finalize
 from scripts.views.coverage import OUTCOMES, UNPLANNED, losses
@@ -66,7 +63,6 @@ def summarize(
         "outdated": outdated(tables),
         "costs": costs_table(tables),
         "seconds": sum(sum(seconds_of(table)) for table in tables.values()),
-        "traced": step_in_words(plan.trace.cells[0]),
         "cells_planned": int(coverage["planned"].sum()),
         "cells_ok": int(coverage["ok"].sum()),
         "lost": lost_in_words(coverage),
@@ -86,12 +82,6 @@ def model_settings(end_to_end: DataFrame) -> dict[str, int | None]:
     """The settings common to all models of the report."""
     shown = at_one_setting("end_to_end", end_to_end)
     return {name: int(shown[name].iloc[0]) if len(shown) else None for name in ("batch_size", "vocab_size")}
-
-
-def step_in_words(cell: Experiment) -> str:
-    """The step that was traced, as in "small, context 512, bf16"."""
-    values = dataclasses.asdict(cell)
-    return f"{size_name(values['size'])}, context {values['context']}, {values['precision']}"
 
 
 def origin(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
