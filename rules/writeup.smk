@@ -29,6 +29,7 @@ rule render:
         TEMPLATES,
         NOTES,
         reference_csvs(),
+        traces_to_draw,
         "report/contents.yaml",
         "cs336_systems/revisions.yaml",
         **TABLES,

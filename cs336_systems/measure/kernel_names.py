@@ -31,8 +31,12 @@ split, and linear calls mm."""
 ATTENTION = re.compile(r"flash|fmha|attention|sdpa|^(forward|backward|preprocess)_kernel$")
 MATMUL = re.compile(r"gemm|gemv|nvjet|cutlass|cublas|splitk|triton_tem_fused|::dot_kernel")
 MATMUL_OPERATORS = re.compile(r"aten::(mm|bmm|addmm|baddbmm|addmv|mv|dot|_scaled_mm|mkldnn_linear|linear)(_out)?$")
-SOFTMAX = re.compile(r"softmax")
-NORMALIZATION = re.compile(r"layer_?norm|rms_?norm|batch_?norm|triton_(red|per).*(rsqrt|mean|pow)")
+SOFTMAX = re.compile(r"softmax|cross_entropy_kernel")
+NORMALIZATION = re.compile(
+    r"layer_?norm|rms_?norm|batch_?norm|triton_(red|per).*(rsqrt|mean|pow)|^sum_weight_gradients_kernel$"
+)
+OPTIMIZER = re.compile(r"^_(advance|update)_kernel$")
+"""This project's AdamW, of which a CUDA graph does not say in which stage it was captured."""
 COPY = re.compile(
     r"memcpy|memset|copy_kernel|catarray|fillfunctor"
     r"|triton_poi_fused_(_?(to_copy|clone|copy|t|transpose|permute|view|unsafe_view|expand|slice|cat|stack|fill)_)+\d+$"
@@ -40,7 +44,7 @@ COPY = re.compile(
 )
 REDUCTION = re.compile(r"reduce|triton_(red|per)|nll_loss|aten::(sum|mean|max|amax|nll_loss\w*)$")
 ELEMENTWISE = re.compile(
-    r"elementwise|triton_poi"
+    r"elementwise|triton_poi|^(rotate_qkv|swiglu_(for|back)ward)_kernel$"
     r"|aten::(add|sub|mul|div|pow|neg|exp|rsqrt|sigmoid|silu|silu_backward|masked_fill|gt|arange|where|square|sqrt)_?$"
 )
 # Patterns of names as they are.
@@ -65,7 +69,7 @@ def categorize(name: str, *, operator: str = "", stage: str = "", range_: str = 
     lower = name.lower()
     if "nccl" in lower:
         return "communication"
-    if stage == "optimizer":
+    if stage == "optimizer" or OPTIMIZER.search(lower):
         return "optimizer"
     if ATTENTION.search(lower):
         return "attention"

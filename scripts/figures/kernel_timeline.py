@@ -31,10 +31,7 @@ LANE = 0.8
 
 def draw(trace: str, output: str) -> None:
     """Two panels, the whole step and the part around the loss; a lane for each host thread and kind of kernel."""
-    content = read_trace(Path(trace)) if trace else {}
-    if not content.get("traceEvents"):
-        raise NotDrawn(f"no step was traced: {content['otherData']['note'] if content else 'not run'}")
-    found = attribute(content["traceEvents"])
+    found = read(trace)
     begin = found.stages[0].start
     end = max([found.stages[-1].end, *(kernel.end for kernel in found.kernels)])
     lanes = lanes_of(found)
@@ -48,6 +45,18 @@ def draw(trace: str, output: str) -> None:
     panels[0].set_title("the whole step")
     panels[1].set(title="around the loss" if around else "in the middle", xlabel="ms since the step began")
     save(figure, output)
+
+
+def read(trace: str) -> Trace:
+    """Read a trace at a path, which is empty if there is none.
+
+    Raises:
+        NotDrawn: it has no step.
+    """
+    content = read_trace(Path(trace)) if trace else {}
+    if not content.get("traceEvents"):
+        raise NotDrawn(f"no step was traced: {content['otherData']['note'] if content else 'not run'}")
+    return attribute(content["traceEvents"])
 
 
 def lanes_of(trace: Trace) -> dict[str, list[tuple[float, float]]]:

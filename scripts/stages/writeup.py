@@ -9,7 +9,7 @@ import jinja2
 import pandas
 
 from cs336_systems.plan import Plan, read_plan
-from scripts.rendering.answer import answers_of
+from scripts.rendering.answer import NOTHING, answers_of
 from scripts.rendering.contents import Contents, read_contents
 from scripts.rendering.markup import FILTERS, Typst, escape, finalize, string
 from scripts.rendering.notes import FOLDER, read_notes
@@ -81,6 +81,7 @@ def compute(
         "sections": sections,
         "story": story(shown, sections),
         "notes": read_notes(contents.sections, tables, folder),
+        "traces": plan.traces,
         "picture": sections.get("training_ladder", {}).get("picture"),
         "experiments": experiments,
         "tiles": tiles,
@@ -91,7 +92,7 @@ def compute(
 def fill(contents: Contents, computed: Mapping[str, Any]) -> str:
     """The report as Typst source, from what `compute` returns."""
     summary, sections = computed["summary"], computed["sections"]
-    figure = picture_of(contents, summary["machine"])
+    figure = picture_of(contents, summary["machine"], computed["traces"])
     found = {name: answers_of(values) for name, values in sections.items()}
     shown_in = {
         name: values | {key: answer.markup(f"{name}-{key}", figure) for key, answer in found[name].items()}
@@ -109,13 +110,18 @@ def fill(contents: Contents, computed: Mapping[str, Any]) -> str:
     )
 
 
-def picture_of(contents: Contents, machine: str) -> Callable[[str], Typst]:
-    """The function with which a section shows a figure: from its name to Typst markup, labelled `fig-NAME`."""
+def picture_of(contents: Contents, machine: str, traces: Path) -> Callable[[str], Typst]:
+    """The function with which a section shows a figure: from its name to Typst markup, labelled `fig-NAME`.
+
+    A figure of a trace that the folder does not have is left out.
+    """
 
     def figure(name: str) -> Typst:
         if name not in contents.figures:
             raise ValueError(f"the report shows the figure {name!r}; allowed: {', '.join(contents.figures)}")
         shown = contents.figures[name]
+        if shown.trace and not (traces / f"{shown.trace}.json.gz").exists():
+            return NOTHING
         caption = escape(f"{shown.caption}, on {machine}.")
         return Typst(f"#picture({string(name)}, [{caption}], {string(shown.alt)})")
 

@@ -89,18 +89,19 @@ def texts() -> dict[str, str]:
     found = {f"h200-{name}": text for name, text in recorded.report().items()}
     found |= {f"{name}-report.typ": machine(name).report()["report.typ"] for name in ("laptop", "sparse")}
     with contextlib.chdir(ROOT):
-        figures = "\n".join(figure_lines(recorded.rows, str(recorded.plan.traces / "training_step.json.gz")))
+        traces = {path.name.partition(".")[0]: str(path) for path in recorded.plan.traces.glob("*")}
+        figures = "\n".join(figure_lines(recorded.rows, traces))
     return found | {"h200-figures.txt": f"{figures}\n"}
 
 
-def figure_lines(rows: Mapping[str, list[Row]], trace: str) -> Iterator[str]:
+def figure_lines(rows: Mapping[str, list[Row]], traces: Mapping[str, str]) -> Iterator[str]:
     """The content of each figure: per panel its title and axes, per line, bar or area its name and numbers."""
     drawn: list[Figure] = []
     kept = mock.patch.object(Figure, "savefig", lambda figure, *args, **options: drawn.append(figure))
     loaded = mock.patch("scripts.views.data.load_file", lambda name, *_: frame(name, rows[name]))
     with kept, loaded:
         for name, figure in read_contents().figures.items():
-            draw(figure.script, figure.options, "", **figure.sources(dict.fromkeys(rows, ""), trace))
+            draw(figure.script, figure.options, "", **figure.sources(dict.fromkeys(rows, ""), traces))
             yield f"== {name}"
             finished = drawn.pop()
             for axes in finished.axes:

@@ -11,6 +11,7 @@ import pytest
 
 from cs336_systems.discovery import modules
 from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.grids import TRACED
 from cs336_systems.plan import Plan, make_plan, plan_to_json
 from cs336_systems.record.measurement import WHOLE_CELL, Measurement
 from scripts.rendering.contents import read_contents
@@ -75,11 +76,13 @@ def write_report(folder: Path, plan: Plan, rows: dict, trace: str = "", *, pictu
         (results / "plan.json").write_text(plan_to_json(plan))
         merge_all(*(str(results / "plan.json"), raw, str(results / "tables"), str(results / "coverage.csv")), 1)
         (results / "figures").mkdir()
+        plan.traces.mkdir(exist_ok=True)
+        traces = {name: shutil.copy(trace, plan.traces / f"{name}.json.gz") for name in TRACED if trace}
         for name, figure in CONTENTS.figures.items():
             output = results / "figures" / f"{name}.svg"
             output.write_text(EMPTY_PICTURE)
             if pictures:
-                draw(figure.script, figure.options, str(output), **figure.sources(tables, trace))
+                draw(figure.script, figure.options, str(output), **figure.sources(tables, traces))
         write_checks(tables, str(results / "checks.csv"))
         typeset_again(plan)
 
@@ -162,7 +165,7 @@ def test_every_picture_is_shown_once_and_drawn(h200, nothing):
 
 def test_a_picture_that_is_not_listed_is_told():
     with pytest.raises(ValueError, match="the report shows the figure 'flash_speed'; allowed: variability, "):
-        picture_of(CONTENTS, "x")("flash_speed")
+        picture_of(CONTENTS, "x", Path())("flash_speed")
 
 
 def test_a_failures_words_come_out_literally(h200):
