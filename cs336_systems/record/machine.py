@@ -3,6 +3,7 @@
 Launch: python -m cs336_systems.record.machine, which prints it in the form of config.yaml's key `machine`.
 """
 
+import contextlib
 import os
 import platform
 import re
@@ -41,6 +42,8 @@ class Machine:
     """Logical cores this process may use."""
     memory: int
     """Bytes of host memory."""
+    links: str = ""
+    """Links of the first GPU to others, as in "18 NVLinks" or "PCIe 5.0 x16"; empty where the driver does not say."""
 
     @property
     def name(self) -> str:
@@ -64,7 +67,7 @@ def detect() -> Machine:
     Raises:
         ValueError: CUDA_VISIBLE_DEVICES names a UUID which no GPU here has.
     """
-    gpus, gpu_memory, driver = _visible_gpus()
+    gpus, gpu_memory, driver, links = _visible_gpus()
     return Machine(
         gpus=gpus,
         gpu_memory=gpu_memory,
@@ -72,26 +75,40 @@ def detect() -> Machine:
         cpu=_cpu_model(),
         cpu_count=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory=psutil.virtual_memory().total,
+        links=links,
     )
 
 
-def _visible_gpus() -> tuple[tuple[str, ...], int, str]:
+def _visible_gpus() -> tuple[tuple[str, ...], int, str, str]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return (), 0, ""
+        return (), 0, "", ""
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if visible is not None:
             handles = _visible_handles(visible, handles)
         if not handles:
-            return (), 0, ""
+            return (), 0, "", ""
         names = tuple(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
         memory = int(pynvml.nvmlDeviceGetMemoryInfo(handles[0]).total)
-        return names, memory, str(pynvml.nvmlSystemGetDriverVersion())
+        return names, memory, str(pynvml.nvmlSystemGetDriverVersion()), _links(handles[0])
     finally:
         pynvml.nvmlShutdown()
+
+
+def _links(gpu: Any) -> str:
+    active = 0
+    with contextlib.suppress(pynvml.NVMLError):  # it has no further link
+        for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+            active += pynvml.nvmlDeviceGetNvLinkState(gpu, link)
+    if active:
+        return f"{active} NVLinks"
+    with contextlib.suppress(pynvml.NVMLError):
+        generation, width = pynvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu), pynvml.nvmlDeviceGetMaxPcieLinkWidth(gpu)
+        return f"PCIe {generation}.0 x{width}"
+    return ""
 
 
 def _visible_handles(visible: str, handles: list[Any]) -> list[Any]:

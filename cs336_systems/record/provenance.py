@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from cs336_systems.record.machine import detect
 from cs336_systems.record.rows import Provenance
@@ -25,10 +26,13 @@ def collect(device: torch.device, *, gpus: int, nodes: int = 1, seed: int, start
         gpu_count=gpus,
         nodes=nodes,
         gpu_memory=machine.gpu_memory if on_gpu else 0,
+        links=machine.links if on_gpu else "",
         cpu=machine.cpu,
+        cores=machine.cpu_count,
         driver=machine.driver if on_gpu else "",
         cuda=torch.version.cuda or "",
         cudnn=_cudnn_version() if on_gpu else "",
+        nccl=".".join(map(str, torch.cuda.nccl.version())) if on_gpu and dist.is_nccl_available() else "",
         torch=torch.__version__,
         torch_files=files_digest(Path(torch.__file__).parent),
         triton=_version("triton"),

@@ -36,7 +36,9 @@ BYTES_PER_DIGEST = 1
 class Provenance:
     """The columns that every row of a job shares."""
 
-    added_later: ClassVar[Mapping[str, Any]] = {"cudnn": "", "flash_attn": "", "nodes": 1, "torch_files": ""}
+    added_later: ClassVar[Mapping[str, Any]] = {"nodes": 1, "cores": 0} | dict.fromkeys(
+        ("links", "cudnn", "nccl", "torch_files", "flash_attn"), ""
+    )
     """Columns that older files lack, and the value to assume there."""
 
     gpu: str = ""
@@ -47,14 +49,20 @@ class Provenance:
     """Number of machines that the measurement ran on."""
     gpu_memory: NonNegative = 0
     """Memory of one GPU, bytes."""
+    links: str = ""
+    """Links of a GPU to the others, as in "18 NVLinks" or "PCIe 5.0 x16"; empty where the driver does not report them."""
     cpu: str = ""
     """Processor model."""
+    cores: NonNegative = 0
+    """Logical cores that the job might use; 0 where that was not recorded."""
     driver: str = ""
     """NVIDIA driver version."""
     cuda: str = ""
     """CUDA version that PyTorch was built for."""
     cudnn: str = ""
     """cuDNN version that PyTorch uses."""
+    nccl: str = ""
+    """NCCL version that PyTorch uses."""
     torch: str
     """PyTorch version."""
     torch_files: str = ""

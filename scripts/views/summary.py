@@ -19,10 +19,13 @@ VERSIONS = {
     "gpu": "GPU",
     "gpu_count": "GPUs used",
     "nodes": "nodes of a launch",
+    "links": "links of a GPU",
     "cpu": "processor",
+    "cores": "its cores",
     "driver": "NVIDIA driver",
     "cuda": "CUDA (PyTorch build)",
     "cudnn": "cuDNN",
+    "nccl": "NCCL",
     "torch": "PyTorch",
     "torch_files": "PyTorch's files (digest)",
     "triton": "Triton",
@@ -30,6 +33,8 @@ VERSIONS = {
     "python": "Python",
     "seed": "seed",
 }
+UNKNOWN = {"cores": "0"}
+"""Values that say that something was not recorded, besides an empty text."""
 WORDS = {
     "incomplete": "lack a metric",
     "oom": "ran out of memory",
@@ -106,7 +111,7 @@ def versions_table(rows: DataFrame) -> Table:
     """Hardware and software, every value that occurs in the rows."""
     body = []
     for column, title in VERSIONS.items():
-        values = sorted({str(value) for value in rows[column]} - {""})
+        values = sorted({str(value) for value in rows[column]} - {"", UNKNOWN.get(column)})
         body.append([title, ", ".join(values)])
     return Table(["what", "value"], [line for line in body if line[1]], text_columns=2)
 

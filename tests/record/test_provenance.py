@@ -1,5 +1,6 @@
 """Where a measurement is said to come from."""
 
+import os
 import platform
 import re
 import shutil
@@ -75,6 +76,7 @@ def test_a_measurement_on_the_cpu_names_no_gpu():
     origin = collect()
     assert (origin.gpu, origin.gpu_count, origin.gpu_memory, origin.driver, origin.cudnn) == ("", 0, 0, "", "")
     assert origin.cpu
+    assert (origin.links, origin.nccl, origin.cores) == ("", "", len(os.sched_getaffinity(0)))
 
 
 @pytest.mark.gpu
@@ -83,6 +85,8 @@ def test_a_measurement_on_the_gpu_names_it():
     assert origin.gpu == torch.cuda.get_device_name()
     assert origin.gpu_count == 1
     assert re.fullmatch(r"9\.\d+\.\d+", origin.cudnn)
+    assert re.fullmatch(r"2\.\d+\.\d+", origin.nccl)
+    assert re.fullmatch(r"\d+ NVLinks|PCIe \d\.0 x\d+", origin.links)
     assert origin.gpu_memory >= torch.cuda.get_device_properties(0).total_memory
 
 
