@@ -127,7 +127,9 @@ def attribute(events: Iterable[Event]) -> Trace:
         for event in by_category[category]
         if "correlation" in event.get("args", ())
     }
-    launching = [launches[number] for event in executed if (number := event["args"].get("correlation")) in launches]
+    numbers = (event["args"].get("correlation") for event in executed)
+    # Each once: a CUDA graph's launch has all its kernels.
+    launching = dict.fromkeys(launches[number] for number in numbers if number in launches)
     _nest(itertools.chain(ranges, operators, launching))
     _link(operators, by_category["fwdbwd"])
     stages = _stages(ranges)

@@ -94,7 +94,8 @@ def across_cells(table: DataFrame, rows: DataFrame, shown: Mapping[str, Sequence
             for place, row in enumerate(found):
                 line |= {f"step{place}": NONE, f"exposed{place}": nan}
                 if row is not None:
-                    line |= {f"step{place}": cut(row["median"]) + row["star"], f"exposed{place}": row["exposed"]}
+                    spread = f"{cut(row['median'])} ({cut(row['p20'])}–{cut(row['p80'])})"
+                    line |= {f"step{place}": spread, f"exposed{place}": row["exposed"]}
             lines.append(line)
     columns = {
         cell["cell"].iloc[0]: {"step": f"{{step{place}}}", "exposed": f"{{exposed{place}:cut}}"}
@@ -102,8 +103,8 @@ def across_cells(table: DataFrame, rows: DataFrame, shown: Mapping[str, Sequence
     }
     return Captioned(
         grid(DataFrame(lines), {"": {"ms": "{title}"}, **columns}),
-        "Step and exposed communication in device-bound cells, medians, each wrapper at its fastest setting; a star: "
-        "percentiles 20 and 80 more than 5 % apart.",
+        "Step (median, 20th to 80th percentile) and exposed communication in device-bound cells, each wrapper at its "
+        f"fastest setting; {' or '.join(str(n) for n in sorted(set(rows['n'].astype(int))))} steps each.",
     )
 
 

@@ -23,12 +23,12 @@ def step_table(table: DataFrame) -> DataFrame:
     """One row per measured cell of `end_to_end`, small to large.
 
     Columns: the parameters and `label`; the median of every metric, ms, s, MiB or a number as measured, NaN where it
-    was not; `median`, `mean`, `std` and `samples` (a list, ms) of whole steps; `busy`, the share of the step in which
+    was not; statistics and `samples` (a list, ms) of whole steps; `busy`, the share of the step in which
     the device works; `host_bound`; for each of PASSES its time, the sum of its phases' medians, and with `, busy`
     behind its name how long the device works in it, both in ms.
     """
     keys = [*parameters(EndToEnd), "label"]
-    statistics = ["median", "mean", "std", "n", "samples", "gpu", "gpu_memory"]
+    statistics = ["median", "mean", "std", "p20", "p80", "n", "samples", "gpu", "gpu_memory"]
     steps = wide(table, keys, list(EndToEnd.metrics), "step", statistics)
     steps = steps.rename(columns={"warmup": "warmup_seconds"}).reset_index()  # the parameter is their number
     steps["samples"] = steps["samples"].map(parse_samples)

@@ -121,6 +121,17 @@ def test_recomputed_operators_belong_to_their_modules_on_a_cpu_too(tmp_path):
     assert (launches["forward", "scores"], launches["backward", "scores"]) == (1, 3)
 
 
+def test_a_launch_may_have_many_kernels_as_that_of_a_cuda_graph():
+    events = read_events(FOLDER / "eager.json.gz")
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    first = kernels[0]["args"]["correlation"]
+    for kernel in kernels:
+        kernel["args"]["correlation"] = first
+    trace = attribute(events)
+    assert len(trace.kernels) >= len(kernels)
+    assert {(kernel.stage.name, kernel.range) for kernel in trace.kernels} >= {("forward", "token_embedding")}
+
+
 def test_a_kernel_without_its_launch_is_of_unknown_origin():
     events = read_events(FOLDER / "eager.json.gz")
     victim = next(event for event in events if event.get("cat") == "kernel")

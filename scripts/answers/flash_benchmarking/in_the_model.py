@@ -6,11 +6,10 @@ from pandas import DataFrame
 
 from cs336_systems.compare.speed import SAME
 from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, say
-from scripts.rendering.grid import Columns, grid
+from scripts.rendering.grid import NONE, Columns, grid
 from scripts.rendering.markup import Typst
 from scripts.views.data import last, one, select
 from scripts.views.kernels import kernels
-from scripts.views.spread import mark
 from scripts.views.steps import steady, step_table
 from scripts.views.verdicts import Speed, against
 
@@ -19,7 +18,7 @@ WAYS = ("plain", "sdpa", "flash")
 TITLES = {"plain": "plain", "sdpa": "SDPA", "flash": "ours"}
 MODELS: Columns = {
     "": {"model": "{label}{how}", "context": "{context}"},
-    "step / ms": {title: f"{{{way} step:.1f}}{{{way} mark}}" for way, title in TITLES.items()},
+    "step / ms": {title: f"{{{way} step:.1f}} ({{{way} p20:.0f}}–{{{way} p80:.0f}})" for way, title in TITLES.items()},
     "device works / ms": {title: f"{{{way} device_busy:.1f}}" for way, title in TITLES.items()},
     "ratio": {"plain / ours": "{over plain}", "SDPA / ours": "{over sdpa}"},
     "peak / GiB": {"plain": "{plain peak_memory:GiB}", "ours": "{flash peak_memory:GiB}"},
@@ -33,8 +32,7 @@ def trained(table: DataFrame) -> list[dict[str, Any]]:
     against them, and `sdpa_gain`, plain attention's step over SDPA's.
     """
     steps = select(steady(step_table(table)), mode="train_step")
-    columns = ["step", "device_busy", "peak_memory", "mark", "host_bound"]
-    steps["mark"] = [mark(step) for _, step in steps.iterrows()]
+    columns = ["step", "p20", "p80", "device_busy", "peak_memory", "host_bound"]
     found = []
     for _, ours in select(steps, attention="flash").iterrows():
         rows = {way: one(steps, attention=way, **{name: ours[name] for name in KEYS}) for way in WAYS}
@@ -53,9 +51,9 @@ def trained(table: DataFrame) -> list[dict[str, Any]]:
 
 def ratio_of(speed: Speed) -> str:
     """How a table shows a comparison."""
-    if speed.ratio is None:
-        return "–"
-    return "on par" if speed.verdict == SAME else speed.why or f"{speed.ratio:.2f}×"
+    if speed.ratio is None or speed.why:
+        return NONE
+    return "on par" if speed.verdict == SAME else f"{speed.ratio:.2f}×"
 
 
 def most_gained(table: DataFrame) -> dict[str, Any] | None:
@@ -84,8 +82,9 @@ def in_the_model(table: DataFrame, profile: DataFrame) -> Answer:
         evidence=Captioned(
             grid(DataFrame(models), MODELS),
             f"Training step in {' and '.join(dict.fromkeys(each['precision'][:4] for each in models))} with "
-            "plain attention, PyTorch’s SDPA (the backend that PyTorch picks) and ours: medians, a star where std "
-            "exceeds 5 %; how long the device works in it; ratios of device-bound steps only.",
+            "plain attention, PyTorch’s SDPA (the backend that PyTorch picks) and ours: median and 20th to 80th "
+            f"percentile of {models[-1]['n']:.0f} steps; how long the device works in it. –: host-bound, too few steps, or not "
+            "measured.",
         ),
         reason=share_of_attention(profile),
     )

@@ -24,7 +24,7 @@ BOARD: Columns = {
     "": "{title}",
     "medians / ms": {"forward": "{forward}", "backward": "{backward}", "both": "{both}"},
     " ": {"TFLOP/s": "{rate:.0f}"},
-    "handout’s protocol": {"mean / ms": "{handout:.2f}", "MHz": "{clock:.0f}", "W": "{power:.0f}"},
+    "handout’s protocol": {"mean ± std / ms": "{handout:.2f} ± {std:.2f}", "n": "{n:.0f}", "MHz": "{clock:.0f}", "W": "{power:.0f}"},
 }
 
 
@@ -111,6 +111,7 @@ def board_table(rows: DataFrame, known: DataFrame, names: dict[str, str], dimens
                 line |= {each: marked(one(own, metric=each), 2) or "–" for each in ("forward", "backward")}
                 line |= {"both": f"{cell['median']:.2f}{mark(cell)}", "rate": flops / cell["median"] / 1e9}
                 line["handout"] = statistic(own, "mean", metric="handout")
+                line |= {each: statistic(own, each, metric="handout") for each in ("std", "n")}
                 line["clock"] = statistic(own, "median", metric="handout_sm_clock")
                 line["power"] = statistic(own, "median", metric="handout_power")
             lines.append(line)
