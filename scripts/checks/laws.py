@@ -17,6 +17,7 @@ from cs336_systems.accounting.attention import (
 )
 from cs336_systems.accounting.optimizer_sharding import fp32_adamw
 from cs336_systems.accounting.peak_memory import peak, saved_for_backward
+from cs336_systems.accounting.step_work import SPLIT_UPDATE_BYTES, all_pass_bytes
 from cs336_systems.accounting.transformer import adamw_bytes, matmul_flops, parameter_tensors
 from cs336_systems.accounting.units import FP32_BYTES, MIB
 from cs336_systems.experiments.contender import Declared, names_of
@@ -25,7 +26,7 @@ from cs336_systems.experiments.memory_profile import MemoryProfile
 from cs336_systems.experiments.metrics import SECONDS, timed
 from cs336_systems.experiments.optimizer_sharding import HELD
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.experiments.training_ladder import FIRST, FP8
+from cs336_systems.experiments.training_ladder import FIRST, FP8, TOP
 from cs336_systems.measure import memory_timeline as of
 from cs336_systems.measure.gpus import Gpu, gpu_of
 from cs336_systems.record.measurement import POWER, SM_CLOCK, WALL, parse_samples
@@ -41,6 +42,7 @@ from scripts.views.data import PHASES, select
 from scripts.views.fsdp import SHARDED, sharded, whole_weights
 from scripts.views.kernels import kernels
 from scripts.views.optimizer_sharding import predicted
+from scripts.views.training_ladder import EXTRA, PARTS
 from scripts.views.units import BYTE
 
 DIGITS = 1e-4
@@ -63,8 +65,12 @@ ACTIVATIONS = 0.02
 """Relative difference of what is saved: a library may save numbers of its own."""
 CLOCKS = 0.01
 """Relative difference that clocks may make between times of steps that are equal."""
-BF16 = 2.0**-8
-"""The largest relative error of rounding to bf16."""
+BF16, FP8_UNIT = 2.0**-8, 2.0**-4
+"""The largest relative errors of rounding to bf16, and to FP8 with three bits of fraction."""
+FP8_WORK = EXTRA[0]
+"""The part of a step, timed alone, of which the matmuls are in FP8."""
+ROUNDINGS = 8
+"""How many times its rounding the gradients of a step may be off, or how many times less."""
 WORKSPACES_MIB = 512
 """Memory that libraries may keep between steps, in addition to the weights' and the optimizer's."""
 ALIKE = 0.3
@@ -266,6 +272,20 @@ def rounding(it: Reading) -> Expected:
     return SOME, BF16 * (it.row["processes"] + 1) * it.row["processes"] ** 0.5
 
 
+def a_few_roundings(it: Reading) -> Expected:
+    """A part of the rounding of the rung's matmuls, up to some of it: 0 is an error compared with itself."""
+    unit = FP8_UNIT if it.row["rung"] == FP8.name else BF16
+    return None if it.row["rung"] == FIRST.name else (unit / ROUNDINGS, ROUNDINGS * unit)
+
+
+def bytes_alone(it: Reading) -> Expected:
+    """What a part of a step that only moves bytes takes, ms: the norms at a copy's speed, the update at no more."""
+    step, gpu = TOP.setting(it.row), gpu_of(it.row["gpu"])
+    if it.row["work"] == "update":
+        return gpu and (1e3 * SPLIT_UPDATE_BYTES * step.weights / gpu.bandwidth, math.inf)
+    return 1e-6 * all_pass_bytes(step) / it.of("copy_speed", work="")
+
+
 def kept_between_steps(it: Reading) -> Expected:
     """Weights and optimizer state of a rank, MiB, without and with libraries' workspaces."""
     row = it.row.rename({"wrapper": "contender"})
@@ -441,7 +461,7 @@ def peak_flops(gpu: Gpu, it: Reading) -> float:
         return gpu.accurate_flops(it.row["precision"])
     if it.experiment == "training_ladder":
         part = it.row["work"] if it.row["metric"] == "floor" else it.row["rung"]
-        return gpu.flops({FIRST.name: "fp32", FP8.name: "fp8", "FP8 matmuls": "fp8"}.get(part, "bf16"))
+        return gpu.flops({FIRST.name: "fp32", FP8.name: "fp8", FP8_WORK: "fp8"}.get(part, "bf16"))
     return gpu.flops(it.row["precision"])
 
 
@@ -449,7 +469,11 @@ def flops(it: Reading) -> float:
     """The operations of the matmuls of a step, whole or timed alone, or of a pass of attention."""
     row = it.row
     if row["metric"] == "floor":
-        return 3 * matmul_flops(*model_of(row), row["batch_size"] * row["context"])
+        (shape, vocabulary), sequences = model_of(row), row["batch_size"]
+        if row["work"] != "attention":
+            return 3 * matmul_flops(shape, vocabulary, sequences * row["context"])
+        heads = sequences, shape.num_heads, row["context"], shape.d_model // shape.num_heads
+        return shape.num_layers * flash_flops("forward_backward", *heads, causal=True)
     if row["metric"] == "step":
         return flops_of(row, row.get("mode", "train_step"), causal=it.experiment == "training_ladder")
     shape = row["batch_size"], row.get("heads", 1), row["sequence"], row["d"]
@@ -459,9 +483,7 @@ def flops(it: Reading) -> float:
 def at_the_peak(it: Reading) -> Expected:
     """At least what the matmuls take at the data sheet's dense peak, ms."""
     gpu = gpu_of(it.row["gpu"])
-    if gpu is None or "matmuls" not in (it.row.get("work") or "matmuls"):
-        return None
-    return 1e3 * flops(it) / peak_flops(gpu, it), math.inf
+    return None if gpu is None else (1e3 * flops(it) / peak_flops(gpu, it), math.inf)
 
 
 STATE = {"part": "optimizer_state"}
@@ -572,6 +594,13 @@ LAWS = {
     "communication after the backward pass is no faster than the fastest measured all-reduce": [
         Law("data_parallel", "synchronization", over_the_link, (1 - 1 / (1 + GPU), 0.0), column="median"),
     ],
+    "what moves bytes in a step, timed alone, moves its closed form's: norms at a copy's speed, the update at no more "
+    "than the data sheet's": [
+        Law("training_ladder", "floor", bytes_alone, DIGITS, column="median", where={"work": of}) for of in PARTS[2:]
+    ],
+    "gradients of a rung are off from fp32's by a few roundings of its precision, and not by zero": [
+        Law("training_ladder", "gradient_error", a_few_roundings),
+    ],
     "the error of gradients sent as bf16 is one that rounding explains, and not zero": [
         Law("data_parallel", "gradient_error", rounding),
     ],
@@ -631,7 +660,10 @@ LAWS = {
     ],
     "no step, and no attention pass, is faster than its matmuls at the data sheet's dense peak": [
         *(Law(name, "step", at_the_peak, column="median") for name in STEPS),
-        Law("training_ladder", "floor", at_the_peak, column="median"),
+        *(
+            Law("training_ladder", "floor", at_the_peak, column="median", where={"work": work})
+            for work in (*PARTS[:2], FP8_WORK)
+        ),
         *(Law("attention", each, at_the_peak, column="median") for each in ("forward", "backward")),
         *(Law("flash", each, at_the_peak, column="median") for each in PASSES),
     ],

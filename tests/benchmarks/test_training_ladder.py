@@ -94,6 +94,16 @@ def test_gradients_and_updates_are_those_of_fp32(rung):
 
 
 @pytest.mark.numeric
+@pytest.mark.parametrize("name", ["masters", "fused"])
+def test_masters_keep_updates_that_bf16_loses(monkeypatch, name):
+    monkeypatch.setattr(steps, "LEARNING_RATE", 1e-6)
+    step, _ = learning.train(RUNGS[name], CELL, CPU, seed=0, steps=3)
+    ((weight, master), *_) = step.update.__self__.masters().items()
+    assert weight.dtype == torch.bfloat16
+    assert not torch.equal(master, weight.float())
+
+
+@pytest.mark.numeric
 @pytest.mark.gpu
 @pytest.mark.parametrize("rung", [rung for rung in ALONE if rung.graph and not rung.fp8], ids=lambda r: r.name)
 def test_a_replayed_step_trains_as_one_call_by_call(rung):
