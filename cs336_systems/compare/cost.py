@@ -34,12 +34,12 @@ def cost(cell: Cell, row: Row, price: float | None) -> Cost | None:
     energy, power = cell.median("energy", row), cell.median(POWER)
     by_counter = energy is not None
     if energy is None and power is not None:
-        energy = power * seconds * gpus
+        energy = power * seconds
     if energy is None and price is None:
         return None
     return Cost(
         price=None if price is None else price * gpus * seconds / SECONDS_PER_HOUR / tokens * 1e6,
-        joules=None if energy is None else energy / tokens,
+        joules=None if energy is None else energy * gpus / tokens,
         by_counter=by_counter,
     )
 

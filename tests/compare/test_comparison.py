@@ -8,6 +8,7 @@ import pytest
 from cs336_systems.compare.bounds import bound, profiles_of
 from cs336_systems.compare.cells import cells_of, compared_metrics
 from cs336_systems.compare.comparison import HOST_SETS_PACE, NOT_CALIBRATED, compare
+from cs336_systems.compare.cost import cost
 from cs336_systems.compare.results import read_results
 from cs336_systems.compare.speed import FASTER, SAME, SLOWER, UNDECIDED
 from cs336_systems.experiments.registry import KINDS
@@ -156,6 +157,15 @@ def test_tokens_have_a_price_and_an_energy(recorded, tmp_path):
     by_power = next(cell for cell in found.cells if cell.experiment == "end_to_end" and cell.metric == "step")
     assert not by_power.cost_a.by_counter
     assert 0 < by_power.cost_a.joules < 700 * by_power.a / 1e3 / (4 * 512) * 1.01
+
+
+def test_every_gpu_of_a_step_is_paid_for(tmp_path):
+    (cell, *_) = cells_of(results(tmp_path, ["training_ladder/together"]).rows).values()
+    step, energy = (next(row for row in cell.rows if row.metric == metric) for metric in ("step", "energy"))
+    assert step.gpu_count == 2
+    tokens, found = 2 * 4 * 1024, cost(cell, step, 3.6)
+    assert found.price == pytest.approx(2 * 3.6 / 3600 * step.median / 1e3 / tokens * 1e6)
+    assert found.joules == pytest.approx(2 * energy.median / tokens)  # the counter is of one GPU
 
 
 def test_times_of_each_experiment_are_compared():
