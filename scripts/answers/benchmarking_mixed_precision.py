@@ -151,8 +151,8 @@ def speed_answer(pairs: DataFrame, here: DataFrame, profile: DataFrame, *, on_gp
         ),
         evidence=Captioned(
             grid(here, SPEED),
-            f"Sums of the phases' medians in ms, eager, context {small['context']}; a star: host-bound in one "
-            "precision, so only the device's times can be compared.",
+            f"Sums of the phases' medians in ms, eager, context {small['context']}.",
+            legend={"*": "*: host-bound in one precision, so only the device's times can be compared"},
         ),
         reason=say(why(here, profile), by_context(select(pairs, size=large["size"]))),
     )

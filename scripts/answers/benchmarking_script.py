@@ -84,8 +84,8 @@ def times(table: DataFrame, eager: DataFrame) -> Answer:
         ),
         evidence=Captioned(
             times_table(plain, eager, context),
-            f"Mean ± std of the timed steps, context {context} unless given; busy: the device's share of the step, "
-            "a star where it is host-bound.",
+            f"Mean ± std of the timed steps, context {context} unless given.",
+            legend={"busy / %": "Busy: the device's share of the step", "*": "*: host-bound"},
         ),
         reason=facts.say(
             "Of the eager training steps {bound:listing} are host-bound: the device works for less than "

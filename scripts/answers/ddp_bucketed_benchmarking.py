@@ -116,8 +116,8 @@ def model(all_reduce: DataFrame, rows: DataFrame) -> Answer:
         more=facts.say("Measured, {asked[bucket_mb]} MB is the best, and {asked[exposed]:ms} are exposed."),
         evidence=Captioned(
             grid(DataFrame(lines), MODEL),
-            "Best bucket size and what it leaves after the backward pass, by the model and as measured, MB and ms; "
-            "stretched: compute beyond the baseline's in the profiled step.",
+            "Best bucket size and what it leaves after the backward pass, by the model and as measured, MB and ms.",
+            legend={"stretched": "Stretched: compute beyond the baseline's in the profiled step"},
         ),
         reason=facts.say(
             "Here s = {asked[communicated]:size}; the line through the all-reduces gives w = {asked[bandwidth]:GB/s} "

@@ -104,9 +104,13 @@ def pytorch(table: DataFrame, rows: DataFrame, found: list[Duel]) -> Answer:
         evidence=Captioned(
             contender_table(FullyShardedTraining, of_shown, shown, COLUMNS),
             facts.say(
-                "Training steps: median, 20th and 80th percentile of {row[n]:whole} steps; phases: medians, "
-                "_backward_ with the synchronization of gradients. _Outside_: memory beyond the allocator's. " + STARS
+                "Training steps: median, 20th and 80th percentile of {row[n]:whole} steps."
             ),
+            legend={
+                "phases / ms": "Phases: medians, backward with the synchronization of gradients",
+                "outside": "outside: memory beyond the allocator's",
+                **STARS,
+            },
         ),
         reason=facts.say(
             "Ours gathers up to {ahead} units ahead; "

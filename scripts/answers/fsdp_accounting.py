@@ -88,7 +88,8 @@ def saving(table: DataFrame, rows: DataFrame) -> Answer:
         evidence=Captioned(
             contender_table(FullyShardedTraining, table.iloc[:0], fewest_ranks(kept), columns),
             "Memory per rank with whole and sharded state: weights and moments between steps, what passes through "
-            "whole, and the peak, measured once, on rank 0.",
+            "whole, and the peak.",
+            legend={"measured": "Measured: once, on rank 0"},
         ),
     )
 

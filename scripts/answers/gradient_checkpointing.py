@@ -59,6 +59,8 @@ def strategy(found: DataFrame) -> Answer:
     """Sub-question (a): the strategy of least memory, by closed forms."""
     blocks = {row["attention"]: block_of(row) for _, row in found.drop_duplicates("attention").iterrows()}
     layers = next((block.shape.num_layers for block in blocks.values()), HANDOUT_LAYERS)
+    name, block = next(iter(blocks.items()), ("", None))
+    k = max(1, round((layers * block.residual / block.saved_bytes) ** 0.5)) if block else None
     return Answer(
         asked="(a) Strategy of least memory",
         verdict="Keep only the first block's input: O(1) memory in depth, but N(N + 1)/2 forward passes.",
@@ -67,6 +69,14 @@ def strategy(found: DataFrame) -> Answer:
             strategies_table(layers, blocks),
             "Strategies by closed forms: memory and forward passes of blocks in a step, kept inputs and wholly "
             "saved blocks at the peak, and the memory of the measured model by attention.",
+        ),
+        reason=say(
+            "√N is the best order of growth. A block here saves {times:sig} times its input ({name}), so one level "
+            "needs least with segments of {k}: {memory:GiB}.",
+            times=block and block.saved_bytes / block.residual,
+            name=name,
+            k=k,
+            memory=block and (block.residual * -(-layers // k) + block.saved_bytes * k) / GIB,
         ),
     )
 

@@ -64,7 +64,8 @@ def launches(steps: DataFrame, missing: str) -> Answer:
             Captioned(
                 grid(both_ways(shown), LAUNCHES),
                 f"Launches (kernels, copies and fills) of a bf16 training step at context {context}: median step, the "
-                "part for which the device is busy, and step per launch; a star: host-bound.",
+                "part for which the device is busy, and step per launch.",
+                legend={"*": "*: host-bound"},
             ),
         ],
         reason=facts.say(

@@ -12,7 +12,7 @@ from scripts.views.bucket_sizes import fitted_line
 from scripts.views.communication import MB
 from scripts.views.comparison import duels
 from scripts.views.comparison_tables import setting
-from scripts.views.data_parallel import every_row, why_untold, wrappers
+from scripts.views.data_parallel import every_row, in_device_bound_cells, why_untold, wrappers
 
 COLUMNS: Columns = {
     "ms": "{cell}",
@@ -67,9 +67,13 @@ def share(tables: Tables, table: DataFrame, rows: DataFrame) -> Answer:
         ),
         evidence=Captioned(
             grid(DataFrame(steps), COLUMNS),
-            "Steps without communication and with the naive wrapper in device-bound cells: medians; exposed: the "
-            "difference; alone: what the fitted line of an all-reduce gives for as many calls and bytes; uncovered "
-            "and idle: communication while nothing computes, and further idle time, in the profiled step.",
+            f"Steps without communication and with the naive wrapper{in_device_bound_cells(rows)}: medians.",
+            legend={
+                "exposed": "Exposed: the difference",
+                "alone": "alone: what the fitted line of an all-reduce gives for as many calls and bytes",
+                "idle": "uncovered and idle: communication while nothing computes, and further idle time, in the "
+                "profiled step",
+            },
         ),
         reason=facts.say(
             "In other settings communicating adds {others:listing}.",

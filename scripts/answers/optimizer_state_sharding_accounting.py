@@ -98,9 +98,9 @@ def memory_answer(table: DataFrame) -> Answer:
         evidence=Captioned(
             grid(asked, {"": "{title}", **MOMENTS}),
             facts.say(
-                "Memory of the rank with most in use, training {cell[label]}, in {unit}; {cell[cell]}. _Rest_: "
-                "buckets that are copies, activations, the loss."
+                "Memory of the rank with most in use, training {cell[label]}, in {unit}; {cell[cell]}."
             ),
+            legend={"rest": "Rest: buckets that are copies, activations, the loss"},
         ),
         reason=say(
             "The closed forms are $4 P$ bytes each of weights and gradients and $8 P$ of state, divided by $N$ "
@@ -164,8 +164,9 @@ def time_answer(table: DataFrame, rows: DataFrame) -> Answer:
             contender_table(OptimizerSharding, in_cell, asked, TIMES),
             facts.say(
                 "Training steps of {row[label]}: median, 20th and 80th percentile of {row[n]:whole} steps; phases, "
-                "timed apart: medians; the optimizer's has the communication of parameters in it. " + STARS
+                "timed apart: medians; the optimizer's has the communication of parameters in it."
             ),
+            legend=STARS,
         ),
         reason=facts.say(
             "The optimizer's part takes {own[optimizer]:ms} sharded and {whole[optimizer]:ms} unsharded: a rank "

@@ -51,14 +51,24 @@ def times(table: DataFrame, cells: DataFrame) -> Answer:
         more=facts.say(
             "At {cell[sequence]} tokens forward takes {forward:span ms} and backward {backward:span ms}, over all "
             "head dimensions.",
+            "Twice the tokens take {growth:times} the time (d = {cell[d]}).",
             "Up to {most:whole} tokens most cells are host-bound.",
+            growth=growth(cells),
             most=bound[bound].index.max(),
         ),
         evidence=Captioned(
             grid_table(table, TIMES | {"in use before backward / MiB": "memory_before_backward"}),
-            "Plain attention by head dimension, means; a star: host-bound.",
+            "Plain attention by head dimension, means.",
+            legend={"*": "*: host-bound"},
         ),
     )
+
+
+def growth(cells: DataFrame) -> float | None:
+    """Time of both passes at the longest sequence over that at half of it, d alike; None where a host sets one."""
+    own = cells[(cells["d"] == cells["d"].max()) & ~cells["host_bound"].astype(bool)].set_index("sequence")
+    both, longest = own["forward"] + own["backward"], cells["sequence"].max()
+    return float(both[longest] / both[longest // 2]) if {longest, longest // 2} <= set(both.index) else None
 
 
 def memory(table: DataFrame, cells: DataFrame) -> Answer:

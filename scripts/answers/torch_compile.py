@@ -36,6 +36,7 @@ def attention(table: DataFrame) -> Answer:
     gain = longest["gain"].median()
     quick, slow = BOTH[::-1] if gain > 1 else BOTH
     facts = Facts(row=last(longest), quick=quick, slow=slow, gain=max(gain, 1 / gain))
+    lowers = bool((longest["compiled_peak"] < longest["eager_peak"]).any())
     return Answer(
         asked="(a) Attention",
         verdict=facts.say(
@@ -44,14 +45,17 @@ def attention(table: DataFrame) -> Answer:
         )
         or say("All compiled or eager cells are host-bound: no gain is stated."),
         more=facts.say(
-            "It is slower in {losses} of {all}.",
-            "Its peak at d = {row[d]} goes from {row[eager_peak]:gib} to {row[compiled_peak]:gib}.",
+            "Compiled attention is slower in {losses} of {all}.",
+            "Compiling lowers the peak at d = {row[d]} from {row[eager_peak]:gib} to {row[compiled_peak]:gib}."
+            if lowers
+            else "",
             losses=int((told["gain"] < 1).sum()) or "none",
             all=count(len(told), "device-bound shape" if measured(pairs["eager_busy"].max()) else "shape"),
         ),
         evidence=Captioned(
             grid_table(table, TIMES),
-            "Mean times of plain attention, eager and compiled, by head dimension; a star: host-bound.",
+            "Mean times of plain attention, eager and compiled, by head dimension.",
+            legend={"*": "*: host-bound"},
         ),
         reason=say(
             "In {cells} the device waits for the host, eager or compiled; there it works {work:times} as long "
@@ -83,10 +87,12 @@ def model(table: DataFrame) -> Answer:
         ),
         evidence=Captioned(
             grid(lines, MODEL, text_columns=2),
-            f"The training step up to each of its phases at context {context}, sums of the phases’ medians; a "
-            "star: host-bound. cost: warm-up time in excess of as many steady-state steps; pays off after: steps that "
-            "save as "
-            "much; –: host-bound.",
+            f"The training step up to each of its phases at context {context}, sums of the phases’ medians.",
+            legend={
+                "*": "*: host-bound",
+                "cost / s": "cost: warm-up time in excess of as many steady-state steps",
+                "pays off after": "pays off after: steps that save as much; –: host-bound",
+            },
         ),
         reason=say(
             "The eager step launches {fewer:times} as many kernels and copies (median), which matters where the "

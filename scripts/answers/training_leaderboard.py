@@ -87,6 +87,7 @@ def measured(tables: Tables, parts: DataFrame) -> Answer:
         least=max(first["step"], sent) if sent else None,
         most=first["step"] + sent if sent else None,
     )
+    n = select(tables["leaderboard"], metric="step", status="ok")["n"].max()
     verdicts = {
         "step": "On two {gpu}s the step takes {row[step]:s}; the record, on two {board}s, is {record:s}.",
         "rank": "A rank's part takes {row[step]:s} on one {gpu}; the record, on two {board}s, is {record:s}.",
@@ -99,8 +100,15 @@ def measured(tables: Tables, parts: DataFrame) -> Answer:
             "Its cold start takes {row[cold_start]:s}." if first.name == "step" else "",
             "Two {gpu}s need between {least:s}, with all communication hidden, and {most:s}, with none.",
         ),
-        evidence=Captioned(grid(parts, MEASURED), "Measured parts of the step; GB are 10⁹ bytes."),
-        reason=say(utilization(first, gpu), work()),
+        evidence=Captioned(grid(parts, MEASURED), f"Measured parts of the step, medians of {n:.0f} steps; GB are 10⁹ bytes."),
+        reason=say(
+            "Each GPU has a sequence and all bf16 weights; fp32 masters and moments are sharded. Blocks run fused passes "
+            "and our attention, and weights are updated under the backward pass; nothing is compiled or in a CUDA graph."
+            if first.name == "step"
+            else "",
+            utilization(first, gpu),
+            work(),
+        ),
         details=Captioned(memory_table(), MEMORY),
     )
 
@@ -170,7 +178,7 @@ def chosen(gpu: str) -> Typst:
         return NOTHING
     facts = Facts(size=sheet.memory / GB, gpu=short(gpu), again=step.recomputed, layers=step.shape.num_layers)
     return facts.say(
-        "With the {size:GB} of a {gpu}'s data sheet, {again} of {layers} blocks are recomputed, but for attention."
+        "With the {size:GB} of the {gpu}'s data sheet, {again} of {layers} blocks are recomputed, but for attention."
     )
 
 

@@ -3,7 +3,7 @@
 import re
 import string as strings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count as count_from
 from math import nan
 from typing import Any
@@ -128,6 +128,20 @@ class Captioned:
     """Whether it may continue on the next page."""
     closed_form: bool = False
     """Whether it holds on every machine: a report from a processor leaves it, like derivations, to the web edition."""
+    legend: Mapping[str, str] = field(default_factory=dict)
+    """What a column, a group of columns or a sign at the end of a cell means, shown where the table has it."""
+
+    @property
+    def words(self) -> Typst:
+        """The caption, with what the legend says of this table."""
+        has = {*self.table.columns, *(title for title, _ in self.table.groups)}
+        has |= {cell[-1:] for row in self.table.rows for cell in row}
+        said = "; ".join(meaning for key, meaning in self.legend.items() if key in has)
+        if not said:
+            return finalize(self.caption)
+        if isinstance(self.caption, Typst):
+            return Typst(f"{self.caption} {escape(f'{said}.')}")
+        return escape(f"{self.caption} {said}.")
 
 
 Evidence = str | Captioned
@@ -185,7 +199,7 @@ class Answer:
                 number = next(numbers)
                 label = f"tab-{name}" + (f"-{number}" if number > 1 else "")
                 long = "true" if shown.long else "false"
-                table = f"#tabulated(long: {long}, [{finalize(shown.caption)}])[\n{shown.table.markup()}\n] <{label}>"
+                table = f"#tabulated(long: {long}, [{shown.words}])[\n{shown.table.markup()}\n] <{label}>"
                 return f"#derivation[\n{table}\n]" if shown.closed_form else table
 
             blocks += [block(shown) for shown in _there(self.evidence)]

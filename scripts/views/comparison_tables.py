@@ -25,7 +25,7 @@ COLUMNS: Columns = {
     "GiB": MEMORY,
 }
 """Those of data parallelism."""
-STARS = r"\*: more than 5 % of the median apart."
+STARS = {"*": "*: percentiles more than 5 % of the median apart"}
 
 
 def contender_table(kind: Kind, table: DataFrame, rows: DataFrame, columns: Columns) -> Table:

@@ -103,9 +103,15 @@ def across_cells(table: DataFrame, rows: DataFrame, shown: Mapping[str, Sequence
     }
     return Captioned(
         grid(DataFrame(lines), {"": {"ms": "{title}"}, **columns}),
-        "Step (median, 20th to 80th percentile) and exposed communication in device-bound cells, each wrapper at its "
-        f"fastest setting; {' or '.join(str(n) for n in sorted(set(rows['n'].astype(int))))} steps each.",
+        f"Median step and its 20th to 80th percentile{in_device_bound_cells(rows)}, each wrapper at its fastest "
+        f"setting; {' or '.join(str(n) for n in sorted(set(rows['n'].astype(int))))} steps each.",
+        legend={"exposed": "Exposed: what it takes longer than without communication"},
     )
+
+
+def in_device_bound_cells(rows: DataFrame) -> str:
+    """Which cells a table has, of those that a GPU measured."""
+    return " in device-bound cells" if rows["gpu"].any() else ""
 
 
 def duel_answer(

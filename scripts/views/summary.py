@@ -36,11 +36,11 @@ VERSIONS = {
 UNKNOWN = {"cores": "0"}
 """Values that say that something was not recorded, besides an empty text."""
 WORDS = {
-    "incomplete": "lack a metric",
-    "oom": "ran out of memory",
+    "incomplete": "without a metric",
+    "oom": "out of memory",
     "skipped": "not applicable here",
     "failed": "failed",
-    "not run": "were not run",
+    "not run": "not run",
 }
 """The words for cells by their outcome."""
 SHORT_COMMIT = 7
@@ -141,9 +141,10 @@ def coverage_table(coverage: DataFrame) -> Table:
 
 
 def lost_in_words(coverage: DataFrame) -> Typst:
-    """The other planned cells, outcome by outcome: ", 9 ran out of memory, 16 were not run"."""
+    """The other planned cells, outcome by outcome: " (9 out of memory, 16 not run)"."""
     counts = {outcome: int(coverage[outcome].sum()) for outcome in OUTCOMES[1:]}
-    return Typst("".join(f", {finalize(number)} {WORDS[name]}" for name, number in counts.items() if number))
+    lost = ", ".join(f"{finalize(number)} {WORDS[name]}" for name, number in counts.items() if number)
+    return Typst(f" ({lost})" if lost else "")
 
 
 def seconds_of(table: DataFrame) -> tuple[float, float]:

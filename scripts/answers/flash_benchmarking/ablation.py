@@ -75,6 +75,7 @@ def ablation_table(rows: dict[str, DataFrame]) -> Table:
     body = [["as they are / ms", *(marked(row, 2) or "–" for row in usual)]]
     for decision, title in DECISIONS.items():
         changed = (one(every[name], without=decision, metric=phase, d=d) for name, d, phase in columns)
-        body.append([title, *map(gain, changed)])
+        cells = list(map(gain, changed))
+        body += [[title, *cells]] if any(cell != "–" for cell in cells) else []
     groups = [("", 1), *((f"{name}, d = {d}", len(PHASES)) for name, d, phase in columns if phase == PHASES[0])]
     return Table(["reverted", *[*PHASES] * (len(columns) // 2)], body, groups=groups)

@@ -29,9 +29,10 @@ def against_plain(table: DataFrame, cells: DataFrame, found: Mapping[str, Any]) 
     precision = min(longest, default="")  # bf16, if it was measured
     cell, other = longest.get(precision), longest.get("fp32") if precision == "bf16" else None
     shown = {each: grid_table(alone, known, met, each, ours) for each in dimensions}
+    on_device = "Device: both passes on the device, replayed from a CUDA graph where the host is slower. "
+    on_device = on_device if table["gpu"].any() else ""
     captions = {
-        each: "Medians, causal, one head, ms; device: both passes on the device, replayed from a CUDA graph where the "
-        f"host is slower; d = {each}. {legend(grid)}".strip()
+        each: f"Medians, causal, one head, d = {each}, ms. {on_device}{legend(grid)}".strip()
         for each, grid in shown.items()
     }
     return Answer(

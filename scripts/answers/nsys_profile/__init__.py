@@ -59,14 +59,16 @@ def forward_time(here: DataFrame, end_to_end: DataFrame, close: DataFrame, *, on
         verdict=facts.say("A forward pass of {row[label]} at context {row[context]} takes {times:listing}."),
         more=facts.say(
             "The profiled process and the host's timer differ by {gap:percent} ({cells}).",
-            "{bound} of {all} cells are host-bound.",
+            "{bound} of {all} cells {are} host-bound.",
+            are="is" if bound.sum() == 1 else "are",
             cells=median_of(len(gap), "device-bound cell" if on_gpu else "cell"),
         ),
         evidence=Captioned(
             grid(found.assign(share=found["busy"] if on_gpu else None), FORWARD, text_columns=2),
             f"Forward pass of inference at context {row['context']}: by the trace, by a clock around the stage "
             f"without the profiler (means), "
-            "and by the host's timer in another process (end_to_end, median). A star: host-bound in either.",
+            "and by the host's timer in another process (end_to_end, median).",
+            legend={"*": "*: host-bound in either"},
         ),
         reason=tell(
             on_gpu,
