@@ -74,6 +74,10 @@ class Plan:
         """The folder of the traces that the report draws."""
         return self.raw.with_name("traces")
 
+    def trace(self, name: str) -> Path:
+        """The file of one of these."""
+        return self.traces / f"{name}.json.gz"
+
     @property
     def results(self) -> Path:
         """The folder of tables, figures and report, and of the jobs' CSV files if this run measures.

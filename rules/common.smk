@@ -41,7 +41,7 @@ except ValueError as error:
 
 PLAN_JSON = plan_to_json(PLAN)
 RESULTS = str(PLAN.results)
-TRACES = {name: str(PLAN.traces / f"{name}.json.gz") for name in PLAN.traced}
+TRACES = {name: str(PLAN.trace(name)) for name in PLAN.traced}
 CLASS = config["students"]
 IMPORT_S = 120  # so long the modules of others may take to be imported
 # What names each student's implementations.

@@ -46,6 +46,8 @@ from scripts.views.training_ladder import (
 )
 from scripts.views.verdicts import against
 
+PICTURES = ["fastest_step", "ladder"]
+"""The first page shows the first of these that is drawn."""
 NEEDS_GPU = "Not measured: it needs a GPU."
 RUNG: Columns = {
     "": "{label}",
@@ -120,7 +122,7 @@ def answers(tables: Tables) -> Found:
         "learning": learning(table),
         "measured": len(rungs) > 0,
         "ends": found,
-        "picture": "ladder" if found else None,
+        "pictures": PICTURES if found else [],
     }
 
 
@@ -175,7 +177,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
             conventions(best),
             "It runs out of memory with {lost:listing}.",
         ),
-        evidence="fastest_step",
+        evidence=PICTURES if found else (),
         details=Captioned(
             grid(shown, RUNG, text_columns=3),
             "Every rung of every cell: medians; parts: the components of a bf16 step, or of FP8's, timed alone; MFU: "

@@ -1,5 +1,6 @@
 """The fastest step in time: when each kind of kernel ran, on whatever stream, and for how long."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from cs336_systems.measure.intervals import covered
@@ -8,6 +9,9 @@ from cs336_systems.measure.trace import Kernel, Stage, Trace
 from scripts.figures.kernel_timeline import MICROSECONDS, category_of, draw_window, read
 from scripts.rendering.style import save, subplots
 
+OTHER = CATEGORIES[-1]
+LEAST = 0.01
+"""Share of the time in which kernels run from which on a kind has a lane of its own."""
 LOSS = "cross_entropy"
 """In the names of the kernels that end the forward pass."""
 
@@ -24,14 +28,17 @@ def draw(trace: str, output: str) -> None:
     save(figure, output)
 
 
-def lanes_of(kernels: list[Kernel]) -> dict[str, list[tuple[float, float]]]:
-    """The intervals of each kind of kernel that ran, by its label, which has its time."""
-    lanes = {}
-    for category in CATEGORIES:
-        ran = [(kernel.start, kernel.end) for kernel in kernels if category_of(kernel) == category]
-        if ran:
-            lanes[f"{category}: {covered(ran) / MICROSECONDS:.1f} ms"] = ran
-    return lanes
+def lanes_of(kernels: Sequence[Kernel]) -> dict[str, list[tuple[float, float]]]:
+    """The intervals of each kind of kernel, those that take little together, by a label with its time."""
+    ran: dict[str, list[tuple[float, float]]] = {category: [] for category in CATEGORIES}
+    for kernel in kernels:
+        ran[category_of(kernel)].append((kernel.start, kernel.end))
+    least = LEAST * covered((kernel.start, kernel.end) for kernel in kernels)
+    for category, intervals in ran.items():
+        if category != OTHER and covered(intervals) < least:
+            ran[OTHER] += ran[category]
+            ran[category] = []
+    return {f"{name}: {covered(each) / MICROSECONDS:.1f} ms": each for name, each in ran.items() if each}
 
 
 def passes(step: Trace, begin: float, end: float) -> list[Stage]:

@@ -1,5 +1,6 @@
 """Render the report as Typst source: Jinja fills templates with answers computed from the tables."""
 
+import dataclasses
 import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any
 import jinja2
 import pandas
 
+from cs336_systems.grids import Job
 from cs336_systems.plan import Plan, read_plan
+from cs336_systems.sizes import size_name
 from scripts.rendering.answer import NOTHING, answers_of
 from scripts.rendering.contents import Contents, read_contents
 from scripts.rendering.markup import FILTERS, Typst, escape, finalize, string
@@ -64,7 +67,7 @@ def compute(
 ) -> dict[str, Any]:
     """Everything in the templates that depends on the tables: `summary`, `story`, `sections`, `tiles` and `reference`.
 
-    `picture` is the figure on the first page; `notes` are the author's own words, from a folder; `experiments` names
+    `traces` are the steps, in words, of the traces that figures are drawn from; `notes` are the author's own words, from a folder; `experiments` names
     those whose tables each section consults.
     """
     shown = with_reasons(plan, {name: at_one_setting(name, table) for name, table in tables.items()})
@@ -81,8 +84,7 @@ def compute(
         "sections": sections,
         "story": story(shown, sections),
         "notes": read_notes(contents.sections, tables, folder),
-        "traces": plan.traces,
-        "picture": sections.get("training_ladder", {}).get("picture"),
+        "traces": {name: traced_step(job) for name, job in plan.traced.items() if plan.trace(name).exists()},
         "experiments": experiments,
         "tiles": tiles,
         "reference": reference,
@@ -93,9 +95,15 @@ def fill(contents: Contents, computed: Mapping[str, Any]) -> str:
     """The report as Typst source, from what `compute` returns."""
     summary, sections = computed["summary"], computed["sections"]
     figure = picture_of(contents, summary["machine"], computed["traces"])
+    pictures = sections.get("training_ladder", {}).get("pictures", [])
+    first = next((name for name in pictures if figure(name)), "")
+
+    def elsewhere(name: str) -> Typst:
+        return NOTHING if name == first else figure(name)
+
     found = {name: answers_of(values) for name, values in sections.items()}
     shown_in = {
-        name: values | {key: answer.markup(f"{name}-{key}", figure) for key, answer in found[name].items()}
+        name: values | {key: answer.markup(f"{name}-{key}", elsewhere) for key, answer in found[name].items()}
         for name, values in sections.items()
     }
     return (
@@ -105,24 +113,32 @@ def fill(contents: Contents, computed: Mapping[str, Any]) -> str:
             **{**computed, "sections": shown_in},
             found_in=found,
             parts=contents.parts,
-            figure=figure,
+            figure=elsewhere,
+            first_picture=figure(first) if first else NOTHING,
         )
     )
 
 
-def picture_of(contents: Contents, machine: str, traces: Path) -> Callable[[str], Typst]:
+def traced_step(job: Job) -> str:
+    """A step that is traced, as in "2.7B, 4 × 1024 tokens"."""
+    step = dataclasses.asdict(job.cells[0])
+    return f"{size_name(step['size'])}, {step['batch_size']} × {step['context']} tokens"
+
+
+def picture_of(contents: Contents, machine: str, traces: Mapping[str, str]) -> Callable[[str], Typst]:
     """The function with which a section shows a figure: from its name to Typst markup, labelled `fig-NAME`.
 
-    A figure of a trace that the folder does not have is left out.
+    A figure of a trace that is not one of those given, by name with their steps, is left out.
     """
 
     def figure(name: str) -> Typst:
         if name not in contents.figures:
             raise ValueError(f"the report shows the figure {name!r}; allowed: {', '.join(contents.figures)}")
         shown = contents.figures[name]
-        if shown.trace and not (traces / f"{shown.trace}.json.gz").exists():
+        if shown.trace and shown.trace not in traces:
             return NOTHING
-        caption = escape(f"{shown.caption}, on {machine}.")
+        step = f" ({traces[shown.trace]})" if shown.trace else ""
+        caption = escape(f"{shown.caption}{step}, on {machine}.")
         return Typst(f"#picture({string(name)}, [{caption}], {string(shown.alt)})")
 
     return figure

@@ -41,13 +41,14 @@ def machine(tables: Tables) -> Typst:
     row, gpu = rows.sort_values("utc").iloc[-1], gpu_of(rows["gpu"].iloc[0])
     counts = [str(count) for count in sorted({int(count) for count in rows["gpu_count"] if count})]
     return say(
-        "{counts:listing} {gpu} with {memory:GB}{each}, {cpu}." if row["gpu"] else "{cpu}, no GPU.",
+        f"{{counts:listing}} {{gpu}} with {{memory:GB}}{'' if counts == ['1'] else ' each'}, {{cpu}}."
+        if row["gpu"]
+        else "{cpu}, no GPU.",
         "By the data sheet a GPU computes {sheet.bf16 / tera:TFLOP/s} in bf16 and {sheet.fp32 / tera:TFLOP/s} in fp32, "
         "and moves {sheet.bandwidth / tera:TB/s} to and from its memory.",
         "Its link carries {sheet.link / giga:GB/s} each way.",
         "Driver {row[driver]}, CUDA {row[cuda]}, PyTorch {row[torch]}, Triton {row[triton]}.",
         counts=counts,
-        each="" if counts == ["1"] else " each",
         gpu=row["gpu"],
         cpu=row["cpu"],
         memory=row["gpu_memory"] / GB if row["gpu_memory"] else None,

@@ -88,6 +88,23 @@ def test_a_table_and_its_parts(capsys):
         assert way["seconds"] > 0
 
 
+def test_the_table_has_the_numbers_of_the_answer(capsys):
+    arguments = ["--size", "2.7B", "--gpus", "2", "--price", "3.6"]
+    ways = answer(capsys, *arguments)["ways"]
+    main(arguments)
+    head, *lines = capsys.readouterr().out.split("\n\n")[2].splitlines()
+    columns = ["fits", "GB", "weights", "gradients", "optimizer", "activations", "copies", "temporary", "rest"]
+    places = [head.index(name) + len(name) for name in ("GB", "gradients", "optimizer", "ms", "price/M tokens")]
+    assert [head.index(name) for name in columns] == sorted(head.index(name) for name in columns)
+    for way, line in zip(ways, lines, strict=True):
+        total, gradients, optimizer, ms, price = (float(line[:place].split()[-1]) for place in places)
+        assert total == pytest.approx((way["memory"]["total"] + way["outside"]) / 1e9, abs=0.06)
+        assert gradients == pytest.approx(way["memory"]["gradients"] / 1e9, abs=0.06)
+        assert optimizer == pytest.approx(way["memory"]["optimizer_state"] / 1e9, abs=0.06)
+        assert ms == pytest.approx(1e3 * way["seconds"], rel=0.006)
+        assert price == pytest.approx(way["price_per_million_tokens"], rel=0.006)
+
+
 def test_a_model_too_large_for_one_gpu_fits_on_several(capsys):
     alone, four = (answer(capsys, "--size", "10B", "--gpus", gpus) for gpus in ("1", "4"))
     assert {way["outcome"] for way in alone["ways"]} == {"does not fit"}

@@ -12,7 +12,7 @@ from cs336_systems.record.measurement import summarize
 from cs336_systems.record.rows import make_row
 from scripts.card.__main__ import write_card
 from scripts.card.checks import possible
-from scripts.card.lines import RATES
+from scripts.card.lines import RATES, lines_of
 from scripts.card.record import read_cards, read_run
 from scripts.card.verdict import judge, judge_in_order
 from tests.samples import ROOT, provenance
@@ -22,6 +22,7 @@ RECORDED = ROOT / "recorded/nvidia-h200"
 CSV = RECORDED / "raw/card/20261124T070130-all.csv"
 """A run with every instrument."""
 ROWS = read_run([CSV])
+H200 = provenance(gpu="NVIDIA H200")
 REFERENCES = judge_in_order(read_cards(RECORDED, RECORDED.name)).values()
 
 
@@ -181,6 +182,24 @@ def test_rates_and_memory_that_no_such_gpu_has_are_noticed():
     assert "memory, copy: " in "".join(failed(planted(rates={"memory": 2.0})))
     (complaint,) = failed([row.model_copy(update={"gpu_memory": 80 * 10**9}) for row in ROWS])
     assert complaint.startswith("card/1: 74.5 GiB, not between")
+
+
+def test_a_spread_is_half_of_the_way_between_the_percentiles():
+    details = {"device": "0", "work": "copy"}
+    row = make_row(Card(instrument="memory"), summarize("bandwidth", "GB/s", [90.0, 100.0, 110.0], details=details), H200)
+    (line,) = lines_of([row.model_copy(update={"p20": 90.0, "p80": 110.0})])
+    assert line.spread == pytest.approx(0.1)
+
+
+def test_wrong_numbers_are_a_fault():
+    details = {"device": "0", "work": "copy"}
+    wrong = make_row(Card(instrument="memory"), summarize("wrong_numbers", "", [3.0], details=details), H200)
+    assert ("faulty", "wrong results") in causes(judge([*ROWS, wrong], REFERENCES))
+
+
+def test_a_card_of_another_gpu_is_no_reference():
+    with pytest.raises(ValueError, match="allowed: the GPU model of the folder, nvidia-h100"):
+        read_cards(RECORDED, "nvidia-h100-80gb-hbm3")
 
 
 def test_a_run_with_a_fault_is_no_reference():

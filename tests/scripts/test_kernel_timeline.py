@@ -4,8 +4,10 @@ import pytest
 
 from cs336_systems.measure.compact_trace import write_events
 from cs336_systems.measure.trace import attribute, read_events
-from scripts.figures.kernel_timeline import BINS, busy_shares, draw, lanes_of, visible
+from scripts.figures import fastest_step
+from scripts.figures.kernel_timeline import BINS, busy_shares, category_of, draw, lanes_of, visible
 from scripts.rendering.style import NotDrawn
+from tests.samples import ROOT
 from tests.traces import FOLDER
 
 
@@ -38,6 +40,24 @@ def test_a_lane_is_as_high_as_the_share_of_time_that_it_is_busy():
     heights = busy_shares([(0.0, 1.5 * width), (1.0, 2.0)], (0.0, 4.0))
     assert list(heights[:3]) == pytest.approx([1, 0.5, 0])
     assert heights.mean() == pytest.approx((1 + 1.5 * width) / 4)
+
+
+def test_the_fastest_step_has_a_lane_for_each_kind_and_the_passes_that_the_loss_separates(tmp_path):
+    trace = ROOT / "recorded/nvidia-h100-80gb-hbm3/traces/fastest_step.json.gz"
+    step = attribute(read_events(trace))
+    lanes = fastest_step.lanes_of(step.kernels)
+    kinds = {label.partition(":")[0]: float(label.split()[-2]) for label in lanes}
+    assert list(kinds) == ["matmul", "attention", "elementwise", "normalization", "optimizer", "other"]
+    assert sum(map(len, lanes.values())) == len(step.kernels) > 1600
+    # The update is hidden: kinds together take longer than the step.
+    begin, end = min(kernel.start for kernel in step.kernels), max(kernel.end for kernel in step.kernels)
+    assert kinds["matmul"] < (end - begin) / 1e3 < sum(kinds.values())
+    forward, loss, backward = fastest_step.passes(step, begin, end)
+    updates = [kernel for kernel in step.kernels if category_of(kernel) == "optimizer"]
+    assert forward.end < min(kernel.start for kernel in updates) < backward.end
+    assert loss.end - loss.start < 0.05 * (backward.end - backward.start)
+    fastest_step.draw(str(trace), str(tmp_path / "figure.svg"))
+    assert "for 2.6 ms nothing runs" in (tmp_path / "figure.svg").read_text()
 
 
 @pytest.mark.parametrize("trace", ["", "empty.json.gz"])

@@ -77,7 +77,7 @@ def write_report(folder: Path, plan: Plan, rows: dict, trace: str = "", *, pictu
         merge_all(*(str(results / "plan.json"), raw, str(results / "tables"), str(results / "coverage.csv")), 1)
         (results / "figures").mkdir()
         plan.traces.mkdir(exist_ok=True)
-        traces = {name: shutil.copy(trace, plan.traces / f"{name}.json.gz") for name in TRACED if trace}
+        traces = {name: shutil.copy(trace, plan.trace(name)) for name in TRACED if trace}
         for name, figure in CONTENTS.figures.items():
             output = results / "figures" / f"{name}.svg"
             output.write_text(EMPTY_PICTURE)
@@ -165,7 +165,7 @@ def test_every_picture_is_shown_once_and_drawn(h200, nothing):
 
 def test_a_picture_that_is_not_listed_is_told():
     with pytest.raises(ValueError, match="the report shows the figure 'flash_speed'; allowed: variability, "):
-        picture_of(CONTENTS, "x", Path())("flash_speed")
+        picture_of(CONTENTS, "x", {})("flash_speed")
 
 
 def test_a_failures_words_come_out_literally(h200):

@@ -20,7 +20,7 @@ MODELS: Columns = {
     "": {"model": "{label}{how}", "context": "{context}"},
     "step / ms": {title: f"{{{way} step:sig}} ({{{way} p20:sig}}–{{{way} p80:sig}})" for way, title in TITLES.items()},
     "device works / ms": {title: f"{{{way} device_busy:.1f}}" for way, title in TITLES.items()},
-    "ratio": {"plain / ours": "{over plain}", "SDPA / ours": "{over sdpa}"},
+    "over ours": {"plain": "{over plain}", "SDPA": "{over sdpa}"},
     "peak / GiB": {"plain": "{plain peak_memory:GiB}", "ours": "{flash peak_memory:GiB}"},
 }
 
