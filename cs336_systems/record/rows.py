@@ -50,7 +50,7 @@ class Provenance:
     gpu_memory: NonNegative = 0
     """Memory of one GPU, bytes."""
     links: str = ""
-    """Links of a GPU to the others, as in "18 NVLinks" or "PCIe 5.0 x16"; empty where the driver does not report them."""
+    """Links of a GPU to others, as in "18 NVLinks" or "PCIe 5.0 x16"; empty where the driver does not say."""
     cpu: str = ""
     """Processor model."""
     cores: NonNegative = 0

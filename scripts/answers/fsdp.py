@@ -103,9 +103,7 @@ def pytorch(table: DataFrame, rows: DataFrame, found: list[Duel]) -> Answer:
         ),
         evidence=Captioned(
             contender_table(FullyShardedTraining, of_shown, shown, COLUMNS),
-            facts.say(
-                "Training steps: median, 20th and 80th percentile of {row[n]:whole} steps."
-            ),
+            facts.say("Training steps: median, 20th and 80th percentile of {row[n]:whole} steps."),
             legend={
                 "phases / ms": "Phases: medians, backward with the synchronization of gradients",
                 "outside": "outside: memory beyond the allocator's",

@@ -97,9 +97,7 @@ def memory_answer(table: DataFrame) -> Answer:
         ),
         evidence=Captioned(
             grid(asked, {"": "{title}", **MOMENTS}),
-            facts.say(
-                "Memory of the rank with most in use, training {cell[label]}, in {unit}; {cell[cell]}."
-            ),
+            facts.say("Memory of the rank with most in use, training {cell[label]}, in {unit}; {cell[cell]}."),
             legend={"rest": "Rest: buckets that are copies, activations, the loss"},
         ),
         reason=say(

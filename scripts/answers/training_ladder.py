@@ -239,12 +239,16 @@ def published(best: Series | None) -> Captioned:
     """The fastest step of the largest model among those of others."""
     rows = published_table()
     if best is not None:
-        ours = {"shown": say("this report, {best[label]}", best=best), "machine": f"1 {best['gpu'].removeprefix('NVIDIA ')}"}
+        ours = {
+            "shown": say("this report, {best[label]}", best=best),
+            "machine": f"1 {best['gpu'].removeprefix('NVIDIA ')}",
+        }
         rows.loc[len(rows)] = ours | {"tokens": best["tokens"], "counted": best["mfu"]}
     return Captioned(
         grid(rows, PUBLISHED, text_columns=2),
         "Utilization in bf16, as published (with attention's scores in full, but for LLMQ), and by this report's count "
-        "where the tokens/s of an accelerator are published. An update follows 524 288 tokens of LLMQ and one batch here.",
+        "where the tokens/s of an accelerator are published. LLMQ updates weights every 524 288 tokens, this step "
+        "every batch.",
     )
 
 

@@ -100,10 +100,13 @@ def measured(tables: Tables, parts: DataFrame) -> Answer:
             "Its cold start takes {row[cold_start]:s}." if first.name == "step" else "",
             "Two {gpu}s need between {least:s}, with all communication hidden, and {most:s}, with none.",
         ),
-        evidence=Captioned(grid(parts, MEASURED), f"Measured parts of the step, medians of {n:.0f} steps; GB are 10⁹ bytes."),
+        evidence=Captioned(
+            grid(parts, MEASURED), f"Measured parts of the step, medians of {n:.0f} steps; GB are 10⁹ bytes."
+        ),
         reason=say(
-            "Each GPU has a sequence and all bf16 weights; fp32 masters and moments are sharded. Blocks run fused passes "
-            "and our attention, and weights are updated under the backward pass; nothing is compiled or in a CUDA graph."
+            "Each GPU has a sequence and all bf16 weights; fp32 masters and moments are sharded. Blocks run fused "
+            "passes and our attention, and weights are updated under the backward pass; nothing is compiled or in a "
+            "CUDA graph."
             if first.name == "step"
             else "",
             utilization(first, gpu),

@@ -67,8 +67,8 @@ def compute(
 ) -> dict[str, Any]:
     """Everything in the templates that depends on the tables: `summary`, `story`, `sections`, `tiles` and `reference`.
 
-    `traces` are the steps, in words, of the traces that figures are drawn from; `notes` are the author's own words, from a folder; `experiments` names
-    those whose tables each section consults.
+    `traces` are the steps, in words, of the traces that figures are drawn from; `notes` are the author's own words,
+    from a folder; `experiments` names those whose tables each section consults.
     """
     shown = with_reasons(plan, {name: at_one_setting(name, table) for name, table in tables.items()})
     summary = summarize(tables, plan, coverage, checks)

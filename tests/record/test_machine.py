@@ -15,23 +15,9 @@ def two_gpus(monkeypatch):
     monkeypatch.setattr("cs336_systems.record.machine.pynvml", pynvml)
     monkeypatch.setenv("STAND_IN_GPUS", "NVIDIA A10,NVIDIA H200")
 
-    NVML_NVLINK_MAX_LINKS = 18
-
-    def nvmlDeviceGetNvLinkState(self, handle, link):
-        if handle == 0 or link > 3:
-            raise self.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return int(link < 2)
-
-    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle):
-        return 4
-
-    def nvmlDeviceGetMaxPcieLinkWidth(self, handle):
-        return 16
-
 
 @pytest.mark.parametrize(("visible", "links"), [("0", "PCIe 4.0 x16"), ("1", "2 NVLinks"), ("", "")])
-def test_links_of_the_first_gpu(monkeypatch, visible, links):
-    monkeypatch.setattr("cs336_systems.record.machine.pynvml", TwoGpus())
+def test_links_of_the_first_gpu(monkeypatch, two_gpus, visible, links):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert detect().links == links
 

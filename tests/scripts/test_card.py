@@ -186,7 +186,9 @@ def test_rates_and_memory_that_no_such_gpu_has_are_noticed():
 
 def test_a_spread_is_half_of_the_way_between_the_percentiles():
     details = {"device": "0", "work": "copy"}
-    row = make_row(Card(instrument="memory"), summarize("bandwidth", "GB/s", [90.0, 100.0, 110.0], details=details), H200)
+    row = make_row(
+        Card(instrument="memory"), summarize("bandwidth", "GB/s", [90.0, 100.0, 110.0], details=details), H200
+    )
     (line,) = lines_of([row.model_copy(update={"p20": 90.0, "p80": 110.0})])
     assert line.spread == pytest.approx(0.1)
 

@@ -83,8 +83,8 @@ def in_the_model(table: DataFrame, profile: DataFrame) -> Answer:
             grid(DataFrame(models), MODELS),
             f"Training step in {' and '.join(dict.fromkeys(each['precision'][:4] for each in models))} with "
             "plain attention, PyTorch’s SDPA (the backend that PyTorch picks) and ours: median and 20th to 80th "
-            f"percentile of {models[-1]['n']:.0f} steps; how long the device works in it. –: host-bound, too few steps, or not "
-            "measured.",
+            f"percentile of {models[-1]['n']:.0f} steps; how long the device works in it; time over ours. –: "
+            "host-bound, too few steps, or not measured.",
         ),
         reason=share_of_attention(profile),
     )

@@ -24,7 +24,12 @@ BOARD: Columns = {
     "": "{title}",
     "medians / ms": {"forward": "{forward}", "backward": "{backward}", "both": "{both}"},
     " ": {"TFLOP/s": "{rate:.0f}"},
-    "handout’s protocol": {"mean ± std / ms": "{handout:.2f} ± {std:.2f}", "n": "{n:.0f}", "MHz": "{clock:.0f}", "W": "{power:.0f}"},
+    "handout’s protocol": {
+        "mean ± std / ms": "{handout:.2f} ± {std:.2f}",
+        "n": "{n:.0f}",
+        "MHz": "{clock:.0f}",
+        "W": "{power:.0f}",
+    },
 }
 
 

@@ -43,3 +43,20 @@ def nvmlDeviceGetMemoryInfo(handle):
 
 def nvmlSystemGetDriverVersion():
     return "580.1"
+
+
+NVML_NVLINK_MAX_LINKS = 18
+
+
+def nvmlDeviceGetNvLinkState(handle, link):
+    if "H200" not in nvmlDeviceGetName(handle) or link > 3:
+        raise NVMLError("Not Supported")
+    return int(link < 2)
+
+
+def nvmlDeviceGetMaxPcieLinkGeneration(handle):
+    return 4
+
+
+def nvmlDeviceGetMaxPcieLinkWidth(handle):
+    return 16
