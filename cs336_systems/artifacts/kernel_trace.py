@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch import nn
@@ -78,7 +79,7 @@ def write_trace(cell: Traced, device: torch.device, output: Path) -> str:
 if __name__ == "__main__":
     from cs336_systems.artifacts.one_step import parse_step
 
-    kind = TrainingLadder if "--rungs" in sys.argv else KernelProfile
+    kind: Any = TrainingLadder if "--rungs" in sys.argv else KernelProfile
     described, target, options = parse_step("kernel_trace", kind, sys.argv[1:])
     if message := write_trace(described, target, options.output):
         print(f"kernel_trace: no step was traced: {message}", file=sys.stderr)

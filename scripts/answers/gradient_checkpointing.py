@@ -60,7 +60,7 @@ def strategy(found: DataFrame) -> Answer:
     blocks = {row["attention"]: block_of(row) for _, row in found.drop_duplicates("attention").iterrows()}
     layers = next((block.shape.num_layers for block in blocks.values()), HANDOUT_LAYERS)
     name, block = next(iter(blocks.items()), ("", None))
-    k = max(1, round((layers * block.residual / block.saved_bytes) ** 0.5)) if block else None
+    k = max(1, round((layers * block.residual / block.saved_bytes) ** 0.5)) if block else 1
     return Answer(
         asked="(a) Strategy of least memory",
         verdict="Keep only the first block's input: O(1) memory in depth, but N(N + 1)/2 forward passes.",
@@ -75,7 +75,7 @@ def strategy(found: DataFrame) -> Answer:
             "needs least with segments of {k}: {memory:GiB}.",
             times=block and block.saved_bytes / block.residual,
             name=name,
-            k=k,
+            k=k if block else None,
             memory=block and (block.residual * -(-layers // k) + block.saved_bytes * k) / GIB,
         ),
     )

@@ -282,7 +282,7 @@ def bytes_alone(it: Reading) -> Expected:
     """What a part of a step that only moves bytes takes, ms: the norms at a copy's speed, the update at no more."""
     step, gpu = TOP.setting(it.row), gpu_of(it.row["gpu"])
     if it.row["work"] == "update":
-        return gpu and (1e3 * SPLIT_UPDATE_BYTES * step.weights / gpu.bandwidth, math.inf)
+        return None if gpu is None else (1e3 * SPLIT_UPDATE_BYTES * step.weights / gpu.bandwidth, math.inf)
     return 1e-6 * all_pass_bytes(step) / it.of("copy_speed", work="")
 
 
@@ -476,8 +476,8 @@ def flops(it: Reading) -> float:
         return shape.num_layers * flash_flops("forward_backward", *heads, causal=True)
     if row["metric"] == "step":
         return flops_of(row, row.get("mode", "train_step"), causal=it.experiment == "training_ladder")
-    shape = row["batch_size"], row.get("heads", 1), row["sequence"], row["d"]
-    return flash_flops(row["metric"], *shape, causal=row.get("causal", False))
+    heads = row["batch_size"], row.get("heads", 1), row["sequence"], row["d"]
+    return flash_flops(row["metric"], *heads, causal=row.get("causal", False))
 
 
 def at_the_peak(it: Reading) -> Expected:
@@ -596,7 +596,8 @@ LAWS = {
     ],
     "what moves bytes in a step, timed alone, moves its closed form's: norms at a copy's speed, the update at no more "
     "than the data sheet's": [
-        Law("training_ladder", "floor", bytes_alone, DIGITS, column="median", where={"work": of}) for of in PARTS[2:]
+        Law("training_ladder", "floor", bytes_alone, DIGITS, column="median", where={"work": part})
+        for part in PARTS[2:]
     ],
     "gradients of a rung are off from fp32's by a few roundings of its precision, and not by zero": [
         Law("training_ladder", "gradient_error", a_few_roundings),
