@@ -91,7 +91,8 @@ def model(table: DataFrame) -> Answer:
             legend={
                 "*": "*: host-bound",
                 "cost / s": "cost: warm-up time in excess of as many steady-state steps",
-                "pays off after": "pays off after: steps that save as much; –: host-bound",
+                "pays off after": "pays off after: steps that save as much",
+                "–": "–: host-bound",
             },
         ),
         reason=say(

@@ -137,6 +137,7 @@ class Captioned:
         has = {*self.table.columns, *(title for title, _ in self.table.groups)}
         has |= {cell[-1:] for row in self.table.rows for cell in row}
         said = "; ".join(meaning for key, meaning in self.legend.items() if key in has)
+        said = said[:1].upper() + said[1:]
         if not said:
             return finalize(self.caption)
         if isinstance(self.caption, Typst):
