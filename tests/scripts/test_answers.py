@@ -14,6 +14,7 @@ from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from cs336_systems.experiments.training_ladder import TrainingLadder
 from cs336_systems.fit.recorded import PATH
 from cs336_systems.record.measurement import WHOLE_CELL
+from cs336_systems.record.revisions import present
 from scripts.answers import (
     ddp_bucketed_benchmarking,
     distributed_communication_single_node,
@@ -203,7 +204,8 @@ def test_the_fullest_rank_is_that_with_most_state_whatever_else_it_has():
 
 
 def test_rows_of_earlier_code_are_found():
-    found = recorded()["optimizer_sharding"].assign(revisions="optimizer_sharding=1")
+    now = f"optimizer_sharding={present('optimizer_sharding')}"
+    found = recorded()["optimizer_sharding"].assign(revisions=now)
     assert not earlier_cells(OptimizerSharding, found)
     found.loc[found["processes"] == 4, "revisions"] = "optimizer_sharding=0"
     assert earlier_cells(OptimizerSharding, found) == {"4 GPUs, bf16"}
