@@ -1,4 +1,4 @@
-"""Unchanged runs get no wrong verdicts, and a planted slow-down is detected: on recorded launches and in the history."""
+"""Unchanged runs get no wrong verdicts, and a planted slow-down is detected: on recorded launches and in history."""
 
 import statistics
 import subprocess
@@ -44,7 +44,7 @@ def _moved(pair, factor):
 
 @pytest.mark.slow
 def test_the_pairs_in_the_history_of_the_record():
-    """Each pair has a verdict from a model fitted without its runs; the model in use is as wide as one fitted to all pairs."""
+    """Each pair has a verdict from a model fitted without its runs; the model in use is as wide as one of all pairs."""
     shallow = subprocess.run(["git", "rev-list", "--count", "HEAD"], capture_output=True, text=True, cwd=ROOT)
     if shallow.returncode or int(shallow.stdout) < 100:
         pytest.skip("there is no history here")
