@@ -1,7 +1,10 @@
 """The peak memory of a traced training step, by how ranks share its state."""
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from cs336_systems.accounting.bucketed_bytes import MB, grouped
 from cs336_systems.accounting.caching_allocator import Block, CachingAllocator
@@ -10,6 +13,7 @@ from cs336_systems.accounting.setting import Scheme
 from cs336_systems.accounting.units import BYTES, FP32_BYTES
 from cs336_systems.fit.tracing import Trace
 from cs336_systems.limits import AHEAD
+from cs336_systems.parallel.ownership import plan_buckets
 
 BUCKET = 100 * MB
 REST_OF_MASTER = 2
@@ -55,6 +59,15 @@ def peak_of(trace: Trace, sharing: Sharing = Sharing(), *, on_gpu: bool = True) 
     return Use(**memory.tensors)
 
 
+def heaviest_share(parameters: Sequence[Tensor], ranks: int) -> set[int]:
+    """The parameters that belong to the rank with most of them, where ranks own whole ones."""
+    loads = [0] * ranks
+    last = len(parameters) - 1
+    buckets = plan_buckets(parameters[::-1], loads, BUCKET)
+    owner = loads.index(max(loads))
+    return {last - index for bucket in buckets for index, rank in bucket.items() if rank == owner}
+
+
 class _Memory:
     """Tensors in a caching allocator, by what they are for, and the moment of the peak."""
 
@@ -96,6 +109,9 @@ class _Replay:
         self.passed = 0
         self.travelling: deque[tuple[object, int]] = deque()
         self.gradients: list[object] = []
+        self.lone: set[int] = set()
+        """Parameters whose gradient has a bucket of its own, and stays where it is."""
+        self.owned = heaviest_share(trace.parameters, sharing.ranks)
 
     def hold_state(self) -> None:
         """Allocate what outlives all steps."""
@@ -106,8 +122,13 @@ class _Replay:
             self.memory.allocate(("constant", index), "parameters", size)
         if self.sharing.scheme in ("data parallel", "sharded optimizer"):
             sizes = [parameter.numel() * parameter.element_size() for parameter in self.trace.parameters]
-            for index, bucket in enumerate(grouped(sizes[::-1], BUCKET)):
-                self.memory.allocate(("bucket", index), "gradients", sum(bucket))
+            index = len(sizes)
+            for bucket in grouped(sizes[::-1], BUCKET):
+                index -= len(bucket)
+                if len(bucket) > 1:
+                    self.memory.allocate(("bucket", index), "gradients", sum(bucket))
+                else:
+                    self.lone.add(index)
         if self.sharing.scheme == "FSDP":
             units = self.trace.unit_numbers()
             windows = [sum(units[at : at + 1 + AHEAD]) for at in range(max(1, len(units) - AHEAD))]
@@ -139,7 +160,7 @@ class _Replay:
     def update(self) -> None:
         """Make the optimizer's state, if it is the first update, and free gradients and what is left of the step."""
         for index, parameter in enumerate(self.trace.parameters):
-            numbers = self._share(parameter.numel(), self.sharing.state_shares)
+            numbers = self._part(index, self.sharing.state_shares)
             if ("moment 1", index) in self.memory.live:
                 break
             for which in ("moment 1", "moment 2"):
@@ -158,8 +179,10 @@ class _Replay:
         match self.sharing.scheme:
             case "alone":
                 self.gradients.append(name)
-            case "data parallel" | "sharded optimizer":
+            case "data parallel" | "sharded optimizer" if index not in self.lone:
                 self.memory.free(name)
+            case "data parallel" | "sharded optimizer":
+                self.gradients.append(name)
             case _:
                 self.memory.rename(name, "temporaries")
                 self.travelling.append((name, index))
@@ -172,10 +195,17 @@ class _Replay:
         name, index = self.travelling.popleft()
         self.memory.free(name)
         parameter = self.trace.parameters[index]
-        size = self._share(parameter.numel(), self.sharing.gradient_shares) * self._stored(parameter)
+        size = self._part(index, self.sharing.gradient_shares) * self._stored(parameter)
         shard = ("shard", self.passed, index)
         self.memory.allocate(shard, "gradients", size)
         self.gradients.append(shard)
+
+    def _part(self, index: int, ranks: int) -> int:
+        """How much of a parameter's gradient or state a rank has: a share in FSDP, otherwise all of it or nothing."""
+        numbers = self.trace.parameters[index].numel()
+        if ranks == 1 or self.sharing.scheme == "FSDP":
+            return self._share(numbers, ranks)
+        return numbers * (index in self.owned)
 
     def _stored(self, parameter: object) -> int:
         """Bytes of a weight as a rank keeps it: FSDP keeps fp32 shards."""

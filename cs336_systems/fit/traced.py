@@ -114,8 +114,9 @@ def predict(module: Module, gpu: str, gpus: int, precision: Literal["fp32", "bf1
             yield from _both(module, gpu, compute, Sharing(), name)
         return
     for scheme, name in SCHEMES.items():
-        compute = precision if scheme == "FSDP" else next(iter(alone))
-        yield from _both(module, gpu, compute, Sharing(scheme=scheme, ranks=gpus), name)
+        mixed = scheme == "FSDP" and precision == "bf16"
+        sharing = Sharing(scheme=scheme, ranks=gpus)
+        yield from _both(module, gpu, "sharded" if mixed else next(iter(alone)), sharing, name)
 
 
 def _both(module: Module, gpu: str, precision: Precision, sharing: Sharing, name: str) -> Iterator[Prediction]:

@@ -24,8 +24,8 @@ from cs336_systems.accounting.step_work import DIAGONAL, HEAD_TILE
 from cs336_systems.accounting.units import FP32_BYTES
 from cs336_systems.fit.as_on_gpu import AsOnGpu
 
-Precision = Literal["fp32", "autocast", "bf16"]
-"""autocast: to bf16, over fp32 weights; bf16: of the weights, too."""
+Precision = Literal["fp32", "autocast", "bf16", "sharded"]
+"""autocast: to bf16, over fp32 weights; bf16: of the weights, too; sharded: of all but RMSNorm's, as FSDP computes."""
 Kind = Literal["allocate", "free", "gradient", "copy", "passing"]
 """gradient: a storage is now a parameter's whole gradient; copy: it is a weight in bf16; passing: bytes that a kernel
 needs while it runs."""
@@ -76,7 +76,7 @@ class Trace:
     @property
     def weight_bytes(self) -> int:
         """Bytes of a weight, and of its gradient."""
-        return max(parameter.element_size() for parameter in self.parameters)
+        return max(self.parameters, key=Tensor.numel).element_size()
 
     def unit_numbers(self) -> list[int]:
         """Weights of each unit, in the order of the model."""
@@ -113,12 +113,16 @@ def trace_step(
     if not isinstance(model, nn.Module):
         raise ValueError(f"the model is of type {type(model).__name__}; allowed: a torch.nn.Module")
     model = model.to("meta").train()
-    if precision == "bf16":
+    half = precision in ("bf16", "sharded")
+    if half:
         model = model.to(torch.bfloat16)
+    for norm in model.modules() if precision == "sharded" else ():
+        if isinstance(norm, nn.RMSNorm):
+            norm.float()
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("the model has no weights to train")
     arguments = [torch.empty_like(x, device="meta") for x in inputs]
-    if precision == "bf16":
+    if half:
         arguments = [x.bfloat16() if x.is_floating_point() else x for x in arguments]
     trace = _empty_trace(model, arguments)
     recorder = Recorder(trace, [*model.parameters(), *model.buffers(), *arguments], on_gpu=on_gpu)

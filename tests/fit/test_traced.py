@@ -68,7 +68,7 @@ CONVOLUTIONS = {"ViT", "CaiT", "DiT", "Whisper", "ConvNeXt", "U-Net"}
         pytest.param(row, marks=[] if row["precision"] == "bf16" and row["width"] else [pytest.mark.slow])
         for row in ON_H100
     ],
-    ids=lambda row: f"{row['name']} {row['precision']}{' checkpointed' * (row['checkpointed'] == 'True')}",
+    ids=lambda row: f"{row['name']} {row['precision']} {row['scheme']}{' again' * (row['checkpointed'] == 'True')}",
 )
 def test_peaks_that_an_h100_measured(row):
     """Three blocks of each architecture, and published models whole."""
@@ -79,7 +79,8 @@ def test_peaks_that_an_h100_measured(row):
     else:
         build, loss = (lambda: Decoder(PRESETS[row["name"]])), next_token
     trace = trace_step(build, [ids], loss, precision=row["precision"], checkpointed=row["checkpointed"] == "True")
-    predicted, measured = peak_of(trace).total, int(row["peak_bytes"])
+    sharing = Sharing(scheme=row["scheme"], ranks=int(row["ranks"]))
+    predicted, measured = peak_of(trace, sharing).total, int(row["peak_bytes"])
     assert predicted < (1 + WITHIN) * measured
     if row["name"] not in CONVOLUTIONS:
         assert predicted == pytest.approx(measured, rel=WITHIN)
