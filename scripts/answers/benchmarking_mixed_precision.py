@@ -91,7 +91,7 @@ def dtypes(table: DataFrame) -> Answer:
         verdict=say(
             tell(
                 as_expected,
-                "Under autocast matmuls return the low precision; parameters, gradients and loss stay fp32.",
+                "Under autocast, matmuls return the low precision; parameters, gradients and loss stay fp32.",
                 "Autocast gives fp16 for {lowered:listing}.",
             ),
             lowered=[title for name, title in COMPONENTS.items() if name in lowered],
@@ -114,8 +114,8 @@ def norm(table: DataFrame) -> Answer:
     return Answer(
         asked="(b) Layer normalization",
         verdict="LayerNorm's mean and variance are sensitive: in fp16 their sums overflow or vanish.",
-        more="bf16 has fp32's range, so nothing overflows, but with 8 significant bits the statistics belong in fp32.",
-        reason=facts.say("Autocast on this device gives LayerNorm's output as {raised}."),
+        more="bf16 has fp32's range, so nothing overflows, but its 8 significant bits are too few for the statistics.",
+        reason=facts.say("On this device, LayerNorm's output under autocast is {raised}."),
     )
 
 
@@ -131,7 +131,7 @@ def speed_answer(pairs: DataFrame, here: DataFrame, profile: DataFrame, *, on_gp
         asked="(c) Speed",
         verdict=facts.say(
             "bf16 is {small[shown]:times} ({small[label]}) to {large[shown]:times} ({large[label]}) as fast in {what}.",
-            what="the device's part of forward and backward" if on_gpu else "forward and backward",
+            what="forward and backward (device time)" if on_gpu else "forward and backward",
         )
         if len(here) > 1 and gains.min() >= 1
         else say(
@@ -144,9 +144,8 @@ def speed_answer(pairs: DataFrame, here: DataFrame, profile: DataFrame, *, on_gp
                 "The gain grows with the model.",
                 "The gain does not grow steadily with the model.",
             ),
-            "By the host's clock the gain is as large only where launches keep up: {best[gain]:times} for "
-            "{best[label]} "
-            "at context {best[context]}. {bound} of {cells} are host-bound.",
+            "On the host's clock the gain is as large only if launches keep up: {best[gain]:times} for "
+            "{best[label]} at context {best[context]}. {bound} of {cells} are host-bound.",
             bound=int(pairs["host_bound"].sum()),
         ),
         evidence=Captioned(
@@ -163,7 +162,7 @@ def by_context(pairs: DataFrame) -> Typst:
     told = pairs.dropna(subset="shown").sort_values("context")
     gains = [say("{row[shown]:times} ({row[context]})", row=row) for _, row in told.iterrows()]
     return say(
-        "By context {row[label]} gains {gains:listing}.", row=first(told) if len(told) > 1 else None, gains=gains
+        "{row[label]}'s gain by context: {gains:listing}.", row=first(told) if len(told) > 1 else None, gains=gains
     )
 
 
@@ -179,9 +178,9 @@ def why(here: DataFrame, profile: DataFrame) -> Typst:
     gains = {} if row is None else {each: row[f"{each} fp32"] / row[f"{each} bf16"] for each in ("matmuls", "the rest")}
     return say(
         "At {row[label]}, context {row[context]}, matmuls take {row[matmuls fp32]:ms} in fp32 and "
-        "{row[matmuls bf16]:ms} in bf16 ({row[matmuls fp32] / row[matmuls bf16]:times}); all the rest, autocast's "
-        "casts included, takes {row[the rest fp32]:ms} and {row[the rest bf16]:ms}.",
-        "So a step gains more, the larger the share of its matmuls."
+        "{row[matmuls bf16]:ms} in bf16 ({row[matmuls fp32] / row[matmuls bf16]:times}); everything else, including "
+        "autocast's casts, takes {row[the rest fp32]:ms} and {row[the rest bf16]:ms}.",
+        "So the larger the share of matmuls, the more a step gains."
         if gains and gains["matmuls"] > max(gains["the rest"], 1)
         else "",
         row=row,

@@ -88,8 +88,8 @@ def times(table: DataFrame, eager: DataFrame) -> Answer:
             legend={"busy / %": "Busy: the device's share of the step", "*": "*: host-bound"},
         ),
         reason=facts.say(
-            "Of the eager training steps {bound:listing} are host-bound: the device works for less than "
-            "{share:percent} of them, waiting for launches, so their times are the host's (@sec-host_costs).",
+            "Of the eager training steps {bound:listing} are host-bound: the device is busy for less than "
+            "{share:percent} of the step and waits for launches, so these are the host's times (@sec-host_costs).",
             share=HOST_BOUND,
         ),
     )
@@ -111,7 +111,7 @@ def variability(known: DataFrame) -> Answer:
         ),
         more=say(
             "It exceeds {limit:percent} in {wide} of them.",
-            "Host-bound cells scatter more: {typical:percent} in the median of {cells}.",
+            "Host-bound cells vary more: {typical:percent} in the median of {cells}.",
             limit=WIDE,
             wide=wide or "none",
             typical=variation[bound].median(),
@@ -121,11 +121,11 @@ def variability(known: DataFrame) -> Answer:
         reason=say(
             tell(
                 on_gpu,
-                "What else the host does delays a launch, and shows in the step only where the device waits for "
+                "Other work on the host delays launches; this lengthens the step only if the device waits for "
                 "launches.",
-                "The processor runs other programs too.",
+                "The processor also runs other programs.",
             ),
-            "Ratios of times are ratios of medians, where no mean is named.",
+            "Ratios of times are ratios of medians unless a mean is named.",
             RULE,
         ),
     )
@@ -147,15 +147,15 @@ def warmup(table: DataFrame) -> Answer:
     return Answer(
         asked="(c) Warm-up",
         verdict=say(
-            "Without it the first step takes {extra:span ms} longer and inflates the mean up to {factor:times}.",
+            "Without it, the first step takes {extra:span ms} longer and inflates the mean by up to {factor:times}.",
             extra=(extra.min(), extra.max()),
             factor=(at_once["mean"] / at_once["step"]).max(),
         ),
         more=facts.say(
             tell(
                 not len(late),
-                "One warm-up step is enough: after it no first step stands out of its run ({runs}).",
-                "After warm-up the first step still stands out of its run in {late} of {runs} ({where:listing}).",
+                "One warm-up step is enough: after it, the first step is no outlier in any of {runs}.",
+                "After warm-up the first step is still an outlier in {late} of {runs} ({where:listing}).",
             ),
             where=[f"{step['label']}, w = {step['warmup']}" for _, step in late.iterrows()],
         ),
@@ -172,11 +172,12 @@ def warmup(table: DataFrame) -> Answer:
             "{later:whole} times after a warm-up step.",
             tell(
                 bool(len(asked_again)),
-                "Likely the rest: CUDA loads each kernel's module at its first launch, and cuBLAS creates its "
-                "workspace and picks an algorithm for each shape; neither was timed apart.",
-                "Likely causes: threads start, matmul kernels are set up for each shape, fresh pages fault.",
+                "The rest is likely from CUDA, which loads each kernel's module at its first launch, and from "
+                "cuBLAS, which creates its workspace and picks an algorithm for each shape; neither was timed "
+                "separately.",
+                "Likely causes: thread start-up, setup of matmul kernels for each shape, page faults on new memory.",
             ),
-            "Columns are different processes; only _first − median_ compares within one.",
+            "Each column is a different process; only _first − median_ compares steps of one process.",
             later=later["device_allocations"].max(),
         ),
     )

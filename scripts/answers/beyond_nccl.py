@@ -62,14 +62,14 @@ def gain(table: DataFrame, rows: DataFrame, found: Sequence[Duel]) -> Answer:
             against(own, buckets).sentence("symmetric memory", "our best buckets", f"({found[0].cell})"),
         ],
         reason=[
-            "In the profiled step compute takes {own[stretched]:ms} longer than the baseline's, against "
-            "{slowed[stretched]:ms} next to the NCCL kernels of our best buckets "
-            "(@sec-ddp_bucketed_benchmarking): most of the slow-down comes from kernels on the SMs, not from the "
-            "bytes, although copies share HBM and L2 with compute.",
-            "It allocates {own[outside_memory]:gib} outside of PyTorch's allocator; the buckets take "
+            "In the profiled step, compute takes {own[stretched]:ms} longer than in the baseline. Next to the NCCL "
+            "kernels of our best buckets (@sec-ddp_bucketed_benchmarking), it takes {slowed[stretched]:ms} longer. "
+            "So most of the slow-down comes from kernels on the SMs, not from the bytes, although copies share HBM "
+            "and L2 with compute.",
+            "It allocates {own[outside_memory]:gib} outside PyTorch's allocator; the buckets take "
             "{buckets[peak_memory] - own[peak_memory]:gib} inside.",
             against_baseline(largest, f"symmetric memory ({largest['cell']})"),
-            yours(cell, {"ours at its best": list(OURS), "PyTorch's at its best": PYTORCH}),
+            yours(cell, {"our best": list(OURS), "PyTorch's best": PYTORCH}),
         ],
         buckets=buckets,
         slowed=None if buckets is None or buckets["stretched"] <= 2 * own["stretched"] else buckets,

@@ -64,10 +64,10 @@ def memory() -> Answer:
     return Answer(
         "(a) Memory",
         facts.say(
-            "State takes {state:GB}, {gpus[0]} H100s of 80 GB; each token adds {saved:MB} for the backward pass."
+            "The state takes {state:GB}, or {gpus[0]} H100s of 80 GB; each token adds {saved:MB} for the backward pass."
         ),
-        facts.say("With {tokens} tokens it is {gpus[1]} H100s."),
-        evidence=closed_forms(head, body, "What training XXL keeps, without checkpointing."),
+        facts.say("With {tokens} tokens, {gpus[1]} H100s are needed."),
+        evidence=closed_forms(head, body, "Memory for training XXL without checkpointing."),
     )
 
 
@@ -79,8 +79,8 @@ def readings(tokens: int) -> dict[tuple[str, str], Sharding]:
         ("half of the bytes sharded, half on every device", "$(16 P + A \\/ 2) \\/ N + A \\/ 2$", half, half),
         ("inputs of the second linear layers sharded", "$(16 P + A_F) \\/ N + A_D$", wide, narrow),
         ("inputs of the first linear layers sharded", "$(16 P + A_D) \\/ N + A_F$", narrow, wide),
-        ("the other half computed again", "$(16 P + A \\/ 2) \\/ N$", half, 0),
-        ("each device has B/N tokens of its own", "$(16 P + A) \\/ N$", 2 * half, 0),
+        ("the other half recomputed", "$(16 P + A \\/ 2) \\/ N$", half, 0),
+        ("each device has B/N tokens", "$(16 P + A) \\/ N$", 2 * half, 0),
         ("no activations", "$16 P \\/ N$", 0, 0),
     ]
     return {(words, formula): XXL.sharding(sharded=sharded, whole=whole) for words, formula, sharded, whole in rows}
@@ -101,10 +101,10 @@ def sharded() -> Answer:
         "(b) Sharded",
         facts.say('$N > (16 P + A \\/ 2) \\/ ({memory:whole} "GB" - A \\/ 2)$: {least} devices with {tokens} tokens.'),
         facts.say(
-            "The state alone needs {alone}; from {most} tokens on no number is enough.",
+            "The state alone needs {alone}; from {most} tokens on, no number of devices is enough.",
             most=math.ceil(TPU_V5P.memory / (XXL.saved_bytes / 2)),
         ),
-        evidence=closed_forms(head, body, "The fewest devices, by what is taken to be sharded.", groups=groups),
+        evidence=closed_forms(head, body, "The fewest devices, for each assumption on what is sharded.", groups=groups),
     )
 
 
@@ -114,7 +114,7 @@ def batch() -> Answer:
     least = MESH.least_batch(overlapped=True)
     in_turn = MESH.least_batch(overlapped=False)
     rows: list[tuple[Any, ...]] = [  # with the number of ranks where it is not that of devices
-        ("both collectives at once, as taken here", "$alpha \\/ (Y M_X)$", least),
+        ("both collectives at once, as assumed here", "$alpha \\/ (Y M_X)$", least),
         ("both in turn", "$alpha \\/ (Y M_X) dot 1 \\/ (1 - alpha Y \\/ (M_Y F))$", in_turn),
         ("batch per FSDP rank, of Y devices", "$alpha \\/ M_X$", least * MESH.tensor, round(MESH.fsdp)),
         ("one mesh axis for FSDP", "$alpha \\/ Y$", replace(MESH, fsdp_axes=1).least_batch(overlapped=True)),
@@ -132,9 +132,9 @@ def batch() -> Answer:
     facts = Facts(each=math.ceil(least), all=overall(least), each_in_turn=math.ceil(in_turn), in_turn=overall(in_turn))
     return Answer(
         "(c) Compute-bound",
-        facts.say("From $alpha \\/ (Y M_X)$, {each} tokens per device, {all} in all."),
+        facts.say("From $alpha \\/ (Y M_X)$, {each} tokens per device, {all} in total."),
         facts.say("If the two collectives take turns: {each_in_turn} and {in_turn}."),
-        evidence=closed_forms(head, body, "The least compute-bound batch in tokens, under several readings."),
+        evidence=closed_forms(head, body, "The smallest compute-bound batch in tokens, under several interpretations."),
     )
 
 
@@ -152,7 +152,7 @@ def tricks(split: Mesh) -> Answer:
     return Answer(
         "(d) Smaller batches",
         say(verdict, tensor=split.tensor),
-        evidence=closed_forms(head, body, "The least batch with each of these, collectives at once."),
+        evidence=closed_forms(head, body, "The smallest batch with each of these, with both collectives at once."),
     )
 
 

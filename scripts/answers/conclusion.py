@@ -30,7 +30,7 @@ GRAPH = "compiled into one CUDA graph"
 WORK = ["size", "context", "batch_size", "vocab_size"]
 """The columns in which steps have to agree if their tokens are compared."""
 CLIMB = (
-    "With every improvement of @sec-training_ladder, one GPU's step of {top[label]} goes from {begin[step]:ms} "
+    "With all improvements of @sec-training_ladder, a step of {top[label]} on one GPU goes from {begin[step]:ms} "
     "({begin[title]}) to {top[step]:ms}."
 )
 CHAIN: Columns = {
@@ -130,9 +130,9 @@ def helped(steps: DataFrame, work: Series | None, one: Facts) -> Answer:
     if begin is not None:
         steps = steps.assign(gain=(steps["tokens"] / begin["tokens"]).where(steps["told"]))
     caption = say(
-        "The training step of {work[size]}, context {work[context]}, one setting after another changed: median, 20th "
-        "and 80th percentile of n steps. Each experiment, and in data_parallel each number of ranks, is a launch of "
-        "its own. Busy: how long a device works in a step. –: host-bound, so no ratio is formed, or not known.",
+        "The training step of {work[size]}, context {work[context]}, as one setting after another changes: median, "
+        "20th and 80th percentile of n steps. Each experiment, and in data_parallel each number of ranks, is a "
+        "separate launch. Busy: how long a device works in a step. –: host-bound (no ratio is formed) or unknown.",
         work=work,
     )
     ranks = 1 if best is None else int(best["ranks"])
@@ -152,7 +152,7 @@ def helped(steps: DataFrame, work: Series | None, one: Facts) -> Answer:
             else ""
         ),
         evidence=Captioned(grid(steps, CHAIN, text_columns=2), caption),
-        reason=one.say(CLIMB if work is not None else "", "After bf16, what saves most there is {later:listing}."),
+        reason=one.say(CLIMB if work is not None else "", "After bf16, most is saved there by {later:listing}."),
     )
 
 
@@ -180,8 +180,8 @@ def state_sharded(table: DataFrame) -> Typst:
         return NOTHING
     peak = select(peaks(memory(table)), cell=found[0].cell).set_index("contender")["peak"]
     return say(
-        "Shard the optimizer's state: it saves {saved:gib} at {own[median]:ms} instead of {other[median]:ms} "
-        "({own[cell]}).",
+        "Shard the optimizer state: it saves {saved:gib}, with a step of {own[median]:ms} instead of "
+        "{other[median]:ms} ({own[cell]}).",
         saved=peak[UNSHARDED] - peak[SHARDED_STATE],
         own=found[0].first,
         other=found[0].other,
@@ -229,18 +229,19 @@ def advice(tables: Tables, steps: DataFrame, found: DataFrame, one: Facts) -> An
     facts = Facts(best=best, wrapper=wrapper, fsdp=fsdp, steps=steps_of)
     return Answer(
         asked="What to do on this machine",
-        missing="Cannot be told: no device-bound training step was measured.",
+        missing="Cannot be decided: no device-bound training step was measured.",
         verdict=facts.say("Train in {best[precision]}," + graph + " with _{wrapper}_ data parallelism.")
-        or one.say("Start with {must:listing}: without them {top[label]} does not fit.")
-        or one.say("Use {most:listing} first: nothing else saves as much of {top[label]}'s step."),
+        or one.say("Start with {must:listing}: without them, {top[label]} does not fit.")
+        or one.say("Start with {most:listing}: nothing else shortens {top[label]}'s step as much."),
         more=facts.say(
             state_sharded(tables["optimizer_sharding"]),
-            "Where weights do not fit, _{fsdp[title]}_ keeps {fsdp[efficiency]:percent} of the speed ({fsdp[panel]}, "
-            "{fsdp[processes]} ranks).",
+            "If the weights do not fit, _{fsdp[title]}_ keeps {fsdp[efficiency]:percent} of the speed "
+            "({fsdp[panel]}, {fsdp[processes]} ranks).",
         ),
         reason=facts.say(
-            "Launched call by call in bf16 (@sec-training_ladder), a step takes {steps:listing}.",
-            "@sec-torch_compile says after how many steps compiling pays off, @sec-host_costs what the host costs "
-            "without a graph, @sec-beyond_nccl what limits _{wrapper}_, and @sec-fsdp which models only train sharded.",
+            "Launched kernel by kernel in bf16 (@sec-training_ladder), a step takes {steps:listing}.",
+            "@sec-torch_compile shows after how many steps compiling pays off, @sec-host_costs the host overhead "
+            "without a graph, @sec-beyond_nccl what limits _{wrapper}_, and @sec-fsdp which models train only when "
+            "sharded.",
         ),
     )

@@ -71,9 +71,9 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
         verdict=facts.say(
             tell(
                 in_between(asked),
-                "As expected, a size in between is best: {best[bucket_mb]} MB, {best[median]:ms}",
-                "Not as expected, a size at an end is best: {best[bucket_mb]} MB, {best[median]:ms}",
-                "No size in between is surely best; {best[bucket_mb]} MB has the shortest step, {best[median]:ms}",
+                "As expected, an intermediate size is best: {best[bucket_mb]} MB, {best[median]:ms}",
+                "Unexpectedly, an extreme size is best: {best[bucket_mb]} MB, {best[median]:ms}",
+                "No intermediate size is clearly best; {best[bucket_mb]} MB has the shortest step, {best[median]:ms}",
             )
             + " ({best[cell]})."
         ),
@@ -82,11 +82,11 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
         reason=facts.say(
             "Best in other settings: {others:listing}.",
             same_calls(asked),
-            "But calls are not what is exposed: of {slowed[exposed]:ms} at {best[bucket_mb]} MB, "
-            "{slowed[stretched]:ms} are compute that takes longer next to NCCL's kernels.",
-            "Buckets of several gradients are copies: {large[bucket_mb]} MB takes "
+            "But calls are not the exposed part: of {slowed[exposed]:ms} at {best[bucket_mb]} MB, "
+            "{slowed[stretched]:ms} come from compute that is slower next to NCCL's kernels.",
+            "Buckets of several gradients are copies: {large[bucket_mb]} MB buckets take "
             "{large[peak_memory] - small[peak_memory]:gib} more memory than {small[bucket_mb]} MB.",
-            *(duel.speed.sentence("bucketed at its best", "overlapped", f"({duel.cell})") for duel in over[:1]),
+            *(duel.speed.sentence("best bucketed", "overlapped", f"({duel.cell})") for duel in over[:1]),
             elsewhere(over),
         ),
     )
@@ -98,7 +98,7 @@ def same_calls(sizes: DataFrame) -> Typst:
         say("{calls:whole} ({sizes:listing} MB)", calls=calls, sizes=list(same["bucket_mb"]))
         for calls, same in sizes.dropna(subset="messages").groupby("messages", sort=False)
     ]
-    return say("The sizes make {calls:listing} calls, since a parameter travels in one piece.", calls=calls)
+    return say("These sizes make {calls:listing} calls, since a parameter is sent in one piece.", calls=calls)
 
 
 def model(all_reduce: DataFrame, rows: DataFrame) -> Answer:
@@ -110,10 +110,10 @@ def model(all_reduce: DataFrame, rows: DataFrame) -> Answer:
     return Answer(
         asked="(b) Model",
         verdict=facts.say(
-            "By the model {asked[size]:MB} buckets are best and leave {asked[left]:ms} after backward ({asked[cell]})."
+            "The model's best buckets, {asked[size]:MB}, leave {asked[left]:ms} after backward ({asked[cell]})."
         )
         or say("The best buckets have √(s·w·o) bytes and leave 2√(s·o/w) seconds after the backward pass."),
-        more=facts.say("Measured, {asked[bucket_mb]} MB is the best, and {asked[exposed]:ms} are exposed."),
+        more=facts.say("The measured best is {asked[bucket_mb]} MB, with {asked[exposed]:ms} exposed."),
         evidence=Captioned(
             grid(DataFrame(lines), MODEL),
             "Best bucket size and what it leaves after the backward pass, by the model and as measured, MB and ms.",
@@ -122,8 +122,8 @@ def model(all_reduce: DataFrame, rows: DataFrame) -> Answer:
         reason=facts.say(
             "Here s = {asked[communicated]:size}; the line through the all-reduces gives w = {asked[bandwidth]:GB/s} "
             "and o = {asked[call]:µs}.",
-            "The model leaves out that compute slows down next to communication: {slowed[stretched]:ms} of what is "
-            "exposed.",
+            "The model ignores that compute slows down next to communication, which causes {slowed[stretched]:ms} "
+            "of the exposed time.",
         ),
     )
 

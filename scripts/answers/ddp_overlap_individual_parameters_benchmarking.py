@@ -33,12 +33,12 @@ def time(table: DataFrame, rows: DataFrame) -> Answer:
         evidence=across_cells(table, rows, WRAPPERS),
         more=[
             against(own, naive).sentence("overlapped", "naive"),
-            "The step takes {own[median]:ms}, of which {own[exposed]:ms} are exposed communication.",
+            "The step takes {own[median]:ms}, including {own[exposed]:ms} of exposed communication.",
         ],
         reason=[
             "{difference}",
-            "What is hidden is not free: next to communication the same compute takes {stretch:times} as long as "
-            "without, likely because NCCL's kernels occupy SMs (@sec-beyond_nccl).",
+            "Hidden communication is not free: next to it the same compute takes {stretch:times} as long, likely "
+            "because NCCL's kernels occupy SMs (@sec-beyond_nccl).",
         ],
         stretch=own["stretch"] if own["stretch"] > SLOWER else None,
     )

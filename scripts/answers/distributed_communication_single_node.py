@@ -66,11 +66,10 @@ def times(cells: DataFrame, gpu: str) -> Answer:
         evidence="all_reduce_time",
         reason=facts.say(
             "Over NCCL the bus bandwidth reaches {best[bus_bandwidth]:GB/s} ({best[processes]} processes, "
-            "{best[megabytes]} MB), {best[bus_bandwidth] / link:percent} of the {link:GB/s} that the link carries each "
-            "way.",
-            "Gloo moves the data through the host's memory and NCCL from GPU to GPU." if len(both) else "",
-            "Between {alone:listing} processes NCCL was not measured: it needs a GPU for each process.",
-            "In {wide} of {cells} the percentiles are more than {limit:percent} of the median apart.",
+            "{best[megabytes]} MB), {best[bus_bandwidth] / link:percent} of the link's {link:GB/s} per direction.",
+            "Gloo moves the data through host memory, NCCL from GPU to GPU." if len(both) else "",
+            "With {alone:listing} processes NCCL was not measured: it needs a GPU for each process.",
+            "In {wide} of {cells} the percentiles differ by more than {limit:percent} of the median.",
             wide=int(wide.sum()) or None,
             cells=count(len(cells), "cell"),
         ),
@@ -88,28 +87,27 @@ def interaction(cells: DataFrame, fits: Lines) -> Answer:
     return Answer(
         asked="How the factors interact",
         verdict=facts.say(
-            "Below {few[half]:MB} (o·w) the overhead of a call decides, above it bandwidth ({few[backend]}, "
-            "n = {few[n]})."
+            "Below {few[half]:MB} (o·w) the call overhead dominates, above it the bandwidth ({few[backend]}, n = "
+            "{few[n]})."
         ),
         more=facts.say(
-            "Overhead is {ends[0][1]:percent} of the line's time at {ends[0][0]:whole} MB and {ends[1][1]:percent} "
-            "at {ends[1][0]:whole} MB.",
-            "So gradients are better sent together." if line and line.half > sizes.min() else "",
+            "The overhead is {ends[0][1]:percent} of the fitted time at {ends[0][0]:whole} MB and "
+            "{ends[1][1]:percent} at {ends[1][0]:whole} MB.",
+            "So it is faster to send gradients together." if line and line.half > sizes.min() else "",
         ),
         evidence=Captioned(
             grid(found, FITS),
-            "Overhead o and bandwidth w (of the message) of an all-reduce, fitted to the medians over all sizes by "
-            "least squares of relative deviations; at o·w bytes the overhead takes half of the time.",
+            "Overhead o and bandwidth w (of the message) of an all-reduce, fitted to the medians of all sizes by "
+            "least squares of relative deviations; at o·w bytes the overhead is half of the time.",
         ),
         reason=say(
             *(growth(select(cells, backend=each), fits) for each in BACKENDS),
-            "The points lie off their lines by {row[residual]:sig} % or less (root mean square over a line's sizes; "
-            "worst: "
-            "{row[backend]}, n = {row[n]}).",
-            "Which algorithm NCCL chose is not recorded." if BACKENDS["nccl"] in set(cells["name"]) else "",
+            "The points deviate from their lines by at most {row[residual]:sig} % (root mean square over a line's "
+            "sizes; worst: {row[backend]}, n = {row[n]}).",
+            "The algorithm that NCCL chose is not recorded." if BACKENDS["nccl"] in set(cells["name"]) else "",
             row=last(found.dropna(subset="residual").sort_values("residual")) if len(found) else None,
         ),
-        missing="No line could be fitted: fewer than two sizes were measured, or time does not grow with size.",
+        missing="No line could be fitted: fewer than two sizes were measured, or the time does not grow with the size.",
     )
 
 
@@ -145,11 +143,11 @@ def growth(cells: DataFrame, fits: Lines) -> Typst:
     grows = before and after and small["ratio"] > large["ratio"] and after.overhead > before.overhead
     facts = Facts(small=small, large=large, few=few, many=many, ring=(1 - 1 / many) / (1 - 1 / few))
     return facts.say(
-        "Over {small[name]}, from {few} to {many} processes, {large[megabytes]} MB take {large[ratio]:times} and "
-        "{small[megabytes]} MB {small[ratio]:times} as long; a ring with equal links would take {ring:times} at "
-        "every size.",
+        "Over {small[name]}, going from {few} to {many} processes makes {large[megabytes]} MB take "
+        "{large[ratio]:times} and {small[megabytes]} MB {small[ratio]:times} as long; a ring with equal links would "
+        "take {ring:times} at every size.",
         say(
-            "Small messages pay more for processes: the overhead grows from {before:µs} to {after:µs}.",
+            "More processes cost small messages more: the overhead grows from {before:µs} to {after:µs}.",
             before=1e6 * before.overhead,
             after=1e6 * after.overhead,
         )

@@ -30,15 +30,15 @@ def answers(tables: Tables) -> Found:
                 cells=count(len(told), "device-bound cell"),
             )
             or say(
-                "Whether kernels or compiled PyTorch are faster is not decided: all cells are host-bound."
+                "Whether kernels or compiled PyTorch are faster cannot be decided: all cells are host-bound."
                 if len(pairs)
                 else ""
             ),
             more=facts.say("At {row[sequence]} tokens the median is {long:times}."),
             evidence=Captioned(
                 ratio_table(told),
-                "Time of the backward pass in compiled PyTorch over that of our kernels, medians; causal, one "
-                "head. –: either is host-bound, or was not measured.",
+                "Time of the backward pass in compiled PyTorch divided by our kernels' time, medians; causal, one "
+                "head. –: one of them is host-bound or was not measured.",
             ),
             missing=f"Not measured: {why}.",
         ),

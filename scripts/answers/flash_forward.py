@@ -12,13 +12,13 @@ def answers(tables: Tables) -> Found:
         "tiled": Answer(
             "(a) In PyTorch",
             "An `autograd.Function` computes attention tile by tile, with an online softmax.",
-            "It saves _L_, _Q_, _K_, _V_ and _O_, and never holds more scores than one tile of them.",
+            "It saves _L_, _Q_, _K_, _V_ and _O_, and never holds more than one tile of scores.",
         ),
         "fused": Answer(
             "(b) As one Triton kernel",
-            "One Triton kernel does the same: a program per head and tile of queries, fp32 accumulators.",
+            "One Triton kernel does the same: one program per head and tile of queries, with fp32 accumulators.",
         ),
         "causal": Answer("(c) Causal", "Tiles of keys above the diagonal are skipped; only those on it are masked."),
-        "gain": facts.say(", whose peak rate for that is {ratio:times} fp32’s"),
+        "gain": facts.say("(peak rate {ratio:times} fp32’s)"),
         "hopper": measured_gpu(tables) != "",
     }

@@ -114,10 +114,10 @@ def pytorch(table: DataFrame, rows: DataFrame, found: list[Duel]) -> Answer:
             "Ours gathers up to {ahead} units ahead; "
             + tell(
                 asked.other["contender"] == TUNED,
-                "so does tuned fully_shard, whose buffers are in NCCL's memory.",
-                "fully_shard runs as it comes, with its default prefetching.",
+                "so does tuned fully_shard, with its buffers in NCCL's memory.",
+                "fully_shard uses its default prefetching.",
             ),
-            "Nothing is concluded from {cells:listing}, which is host-bound.",
+            "No verdict on {cells:listing}: host-bound.",
             cells=list(rows[rows["host_bound"].astype(bool)]["cell"].unique()),
         ),
         details=Captioned(
@@ -138,14 +138,16 @@ def whole(table: DataFrame, rows: DataFrame) -> Answer:
     return Answer(
         asked="Against whole weights",
         missing="Peak memory is counted on GPUs only.",
-        verdict=facts.say("FSDP takes {own[memory]:gib} per rank, whole weights {plain[memory]:gib} ({own[cell]})."),
+        verdict=facts.say(
+            "FSDP takes {own[memory]:gib} per rank, unsharded weights {plain[memory]:gib} ({own[cell]})."
+        ),
         more=facts.say(
             "Its step is " + tell(gain.faster, less, more, "on par with") + " that of data parallelism over symmetric "
             "memory, whose buffers add {other[memory] - plain[memory]:gib}."
             if gain.faster is not None or gain.verdict == SAME
             else "",
-            "Sharding the optimizer's state alone takes {state[memory]:gib} and {state[median]:ms} per step; FSDP "
-            "{own[median]:ms}.",
+            "Sharding only the optimizer state takes {state[memory]:gib} and {state[median]:ms} per step; FSDP "
+            "takes {own[median]:ms}.",
         ),
     )
 
@@ -166,7 +168,7 @@ def hidden(table: DataFrame, rows: DataFrame) -> Answer:
         ),
         more=say("Measured with _{own[title]}_, {own[cell]}.", own=own),
         evidence=Captioned(
-            told, "Collectives in a profiled step on rank 0, device-bound cells; waits for others count."
+            told, "Collectives in a profiled step on rank 0, device-bound cells, including waits for other ranks."
         ),
         reason="" if own is None else against_baseline(own, own["title"]),
         details="fsdp_timelines",
@@ -189,10 +191,10 @@ def largest(table: DataFrame, rows: DataFrame) -> Answer:
     trained = first_cell(shown)
     own = fastest(trained, OURS)
     if own is None:
-        none = "Not measured: one model size only, or none that was trained."
+        none = "Not measured: at most one model size was trained."
         return Answer("A larger model", missing=none if len(rows) else missing(table))
     alone = not trained["contender"].isin([BASELINE, WHOLE, SHARDED_STATE]).any()
-    only = " Nothing measured here trains it with whole weights." if alone else ""
+    only = " No measured configuration trains it with unsharded weights." if alone else ""
     facts = Facts(
         own=own,
         lost=first(select(table, size=own["size"], metric="step", wrapper=BASELINE, status="skipped")),

@@ -112,20 +112,20 @@ def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> Answer
         ),
         more=facts.say(
             "Measured with _{own[title]}_, {own[cell]}.",
-            "Not decided for {cells:listing}: host-bound.",
+            "Cannot be decided for {cells:listing}: host-bound.",
             cells=list(passes[passes["host_bound"].astype(bool)]["cell"].unique()),
         ),
         evidence=[
             "fsdp_gathers",
             Captioned(
                 waiting_table(table, all_reduces, rows, told),
-                "The largest unit and the waiting for weights in a forward pass: by closed form from measured rates "
-                "(C: the forward pass without communication; W: bus bandwidth of the fastest all-reduce), and in one "
-                "profiled pass on rank 0, with all pauses before units and the share of all-gather time during which "
-                "kernels compute.",
+                "The largest unit and the wait for weights in a forward pass. By closed form from measured rates "
+                "(C: the forward pass without communication; W: bus bandwidth of the fastest all-reduce), and in "
+                "one profiled pass on rank 0, with all pauses before units and the share of all-gather time that "
+                "overlaps with compute.",
             ),
         ],
-        reason="The first weights always come late, as no compute runs before them." if len(late) else "",
+        reason="The first weights always come late, since no compute runs before them." if len(late) else "",
     )
 
 

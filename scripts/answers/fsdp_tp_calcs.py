@@ -24,9 +24,9 @@ STRATEGIES = [
 """Strategy, pass; N times the FLOPs and the bytes sent per device; the most devices as a formula and in the example."""
 
 answers = limits(
-    "Overlapped, the limits multiply: $N <= (1 + a)(1 + c)$, {at_once} devices in the example.",
-    "FLOPs are $6 B D F\\/N$, seconds of communication $max {{6 D F (X-1), 4 B D (Y-1)}}\\/(N W)$. "
-    "Sharing a link, {in_turn} with $X={x:sig}$ and $Y={y:sig}$: {fewer:times} fewer.",
+    "With overlap, the limits multiply: $N <= (1 + a)(1 + c)$, {at_once} devices in the example.",
+    "FLOPs are $6 B D F\\/N$, seconds of communication $max {{6 D F (X-1), 4 B D (Y-1)}}\\/(N W)$. With a shared "
+    "link, {in_turn} devices with $X={x:sig}$ and $Y={y:sig}$: {fewer:times} fewer.",
     closed_forms(
         ["strategy", "pass", "N × FLOPs per device", "N × bytes sent per device", "most devices", "example"],
         [

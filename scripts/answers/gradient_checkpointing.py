@@ -62,13 +62,13 @@ def strategy(found: DataFrame) -> Answer:
     name, block = next(iter(blocks.items()), ("", None))
     k = max(1, round((layers * block.residual / block.saved_bytes) ** 0.5)) if block else 1
     return Answer(
-        asked="(a) Strategy of least memory",
+        asked="(a) Strategy with the least memory",
         verdict="Keep only the first block's input: O(1) memory in depth, but N(N + 1)/2 forward passes.",
         more="Nested halves need O(log N) memory and O(N log N) passes; one level needs O(√N) and 2 N.",
         evidence=Captioned(
             strategies_table(layers, blocks),
-            "Strategies by closed forms: memory and forward passes of blocks in a step, kept inputs and wholly "
-            "saved blocks at the peak, and the memory of the measured model by attention.",
+            "Strategies by closed form: memory and forward passes of blocks in a step, kept inputs and fully saved "
+            "blocks at the peak, and the measured model's memory by attention.",
         ),
         reason=say(
             "√N is the best order of growth. A block here saves {times:sig} times its input ({name}), so one level "
@@ -100,7 +100,9 @@ def measured(found: DataFrame) -> Answer:
         ),
         more=say(
             *(neighbours(cases, which) for which in ("shorter", "longer")),
-            "A block is not split, so none is shorter." if cases and all(case["best"] == 1 for case in cases) else "",
+            "Blocks are not split, so no segment is shorter."
+            if cases and all(case["best"] == 1 for case in cases)
+            else "",
         ),
         evidence="checkpoint_memory",
         reason=say(*(closed_form(found, case) for case in cases[:1]), *map(cost, cases)),
@@ -124,9 +126,9 @@ def closed_form(found: DataFrame, case: Mapping[str, Any]) -> Typst:
     *_, update = moments(step)
     return say(
         "Weights, gradients and AdamW's moments take {state:GiB} of the peak. A block saves {times:sig} times its "
-        "input ({row[attention]}), so longer segments cost more than the inputs that they spare; the closed form's "
-        "best of all lengths is {best}.",
-        "Measured peaks (@fig-checkpoint_memory) differ from it by at most {error:percent}.",
+        "input ({row[attention]}), so longer segments cost more memory than the inputs they save; the closed form's "
+        "best length is {best}.",
+        "Measured peaks (@fig-checkpoint_memory) differ from the closed form by at most {error:percent}.",
         times=block.saved_bytes / block.residual,
         row=row,
         best=best_segment(step),
@@ -138,7 +140,7 @@ def closed_form(found: DataFrame, case: Mapping[str, Any]) -> Typst:
 def cost(case: Mapping[str, Any]) -> Typst:
     """The cost of recomputing."""
     return say(
-        "With {case[attention]} attention a step then takes {case[slowdown]:times} as long as without "
-        "checkpointing, which peaks {case[saving]:times} as high.",
+        "With {case[attention]} attention, a step then takes {case[slowdown]:times} as long as without "
+        "checkpointing, whose peak is {case[saving]:times} as high.",
         case=case,
     )

@@ -26,7 +26,7 @@ LAUNCHES: Columns = {
 def answers(tables: Tables) -> Found:
     """The section's answers."""
     gpu = measured_gpu(tables)
-    missing = NOT_HERE if gpu else "A processor launches no kernels: this needs a GPU."
+    missing = NOT_HERE if gpu else "Not measured: kernel launches need a GPU."
     steps = select(per_launch(tables["end_to_end"]), mode="train_step", attention="plain")
     if not gpu:
         return {"launches": launches(steps, missing), "measured": False}
@@ -51,12 +51,12 @@ def launches(steps: DataFrame, missing: str) -> Answer:
     return Answer(
         asked="Launches",
         verdict=facts.say(
-            "A launch takes the host {each:µs} ({cells}, PyTorch eager).",
+            "A launch takes {each:µs} on the host ({cells}, PyTorch eager).",
             cells=median_of(len(slow), "host-bound training step"),
         ),
         more=facts.say(
             "{row[label]}'s step in bf16 has {row[launches]:whole} launches, {per_block:whole} per block.",
-            "Where kernels are shorter than that, the device waits.",
+            "If kernels are shorter, the device waits.",
             per_block=None if largest is None else largest["launches"] / parse_size(largest["size"]).num_layers,
         ),
         evidence=[
@@ -69,9 +69,9 @@ def launches(steps: DataFrame, missing: str) -> Answer:
             ),
         ],
         reason=facts.say(
-            "On average a kernel keeps the device busy for {short:µs} in host-bound steps and {long:µs} in "
-            "device-bound ones (medians): short contexts, small models and bf16 make short kernels. Host-bound times "
-            "are shown, but no verdict is formed from them."
+            "On average a kernel runs for {short:µs} in host-bound steps and {long:µs} in device-bound ones "
+            "(medians): short contexts, small models and bf16 make kernels short. Host-bound times are shown, but "
+            "get no verdict."
         ),
         missing=missing,
     )
@@ -102,16 +102,16 @@ def processes(same: DataFrame) -> Answer:
             row=first(slow) if len(slow) > 1 else None,
         ),
         more=say(
-            "Device-bound, in {row[precision]}, it differs by {spread:percent} between {launches} launches.",
+            "In {row[precision]}, where the step is device-bound, {launches} launches differ by {spread:percent}.",
             row=first(fast) if len(fast) > 1 else None,
             spread=fast["median"].max() / fast["median"].min() - 1,
             launches=len(fast),
         ),
         reason=say(
-            "@fig-host_costs shows each timed step, at context {row[context]} on {row[batch_size]} sequences, without "
-            "communication. A launch on several GPUs reports its slowest rank, so launches differ in this, too. The "
-            "device works for {row[busy]:ms} in all of them (dashed). Even within a process the host changes its speed "
-            "between rounds, so only what is interleaved in one process, or device-bound, is compared.",
+            "@fig-host_costs shows each timed step, at context {row[context]} on {row[batch_size]} sequences, "
+            "without communication. A launch on several GPUs reports its slowest rank, so launches differ in this "
+            "too. The device is busy for {row[busy]:ms} in all of them (dashed). Even within a process the host's "
+            "speed changes between rounds, so only interleaved or device-bound steps are compared.",
             row=first(slow),
         ),
         missing="No host-bound step was timed in several launches.",
@@ -126,20 +126,18 @@ def graph(steps: DataFrame, data_parallel: DataFrame, missing: str) -> Answer:
     return Answer(
         asked="Compiled, and as a CUDA graph",
         verdict=say(
-            "torch.compile leaves {share:percent} of the launches ({cells}, median); a CUDA graph needs one.",
+            "torch.compile leaves {share:percent} of the launches ({cells}, median); a CUDA graph needs only one.",
             share=(both["launches_compiled"] / both["launches"]).median(),
             cells=count(len(both), "cell"),
         ),
         more=say(
-            "In the data-parallel baseline ({shares[0]}, bf16) the device is busy {shares[1]:percent} of an eager "
-            "step, {shares[2]:percent} of one replayed from a graph.",
+            "In the data-parallel baseline ({shares[0]}, bf16) the device is busy for {shares[1]:percent} of an "
+            "eager step and {shares[2]:percent} of a step replayed from a graph.",
             shares=busy_shares(data_parallel),
         ),
-        evidence=Captioned(
-            costs, f"Launches of a data-parallel step of {size} and the time the host needs to issue them."
-        ),
+        evidence=Captioned(costs, f"Launches in a data-parallel step of {size}, and the host time to issue them."),
         reason=say(
-            "Compiled steps of {sizes:listing} are host-bound nevertheless: the kernels left are short, too.",
+            "Compiled steps of {sizes:listing} are still host-bound: the remaining kernels are short too.",
             sizes=list(dict.fromkeys(both[both["host_bound_compiled"].astype(bool)]["label"])),
         ),
         missing=missing,

@@ -39,29 +39,28 @@ def answers(tables: Tables) -> Found:
         "sum": Answer(
             asked="Sums",
             verdict=facts.say(
-                "A thousand times 0.01 is off by {low[error]:percent} if summed in fp16, by {mixed[error]:percent} in "
-                "fp32."
+                "A thousand times 0.01 is off by {low[error]:percent} if summed in fp16, and by "
+                "{mixed[error]:percent} in fp32."
             ),
             more=facts.say(
-                "With fp32 addends too it is off by {full[error]:percent}.",
+                "With fp32 addends it is off by {full[error]:percent}.",
                 "Entirely in bf16 the sum ends at {bf16[sum]:sig}.",
                 bf16=bf16,
             ),
             evidence=Captioned(
                 grid(rows.dropna().assign(percent=100 * rows["error"]), SUMS),
-                "Sum of the additions of 0.01 in each way; its true value is 10.",
+                "Sum of 1000 additions of 0.01 in each precision; the exact value is 10.",
             ),
             reason=facts.say(
                 "fp16 has 10 bits of fraction: between 8 and 16 its numbers are 1/128 = 0.0078125 apart, so each "
                 "addition of 0.01 is rounded to such a step (the last one added {low[last]:sig}).",
-                "With an fp32 accumulator only the rounding of 0.01 itself to fp16 remains, made once and added "
-                "every time"
+                "With an fp32 accumulator only the error of rounding 0.01 to fp16 remains, which is added every time"
                 + tell(
                     ratio(mixed["sum"], cast["sum"]) == 1,
-                    "; casting the addend first changes no bit, since type promotion does the same cast.",
+                    "; casting the addend first changes no bit, since type promotion performs the same cast.",
                     ", the cast included.",
                 ),
-                "bf16 has 7 bits: at {bf16[sum]:sig} half the distance to the next number exceeds 0.01, and every "
+                "bf16 has 7 bits: at {bf16[sum]:sig} half the distance to the next number exceeds 0.01, so every "
                 "further addition is rounded away.",
                 "So tensor cores accumulate in fp32, and optimizers keep fp32 weights @micikevicius2018.",
                 bf16=bf16 if bf16["last"] == 0 else None,

@@ -52,18 +52,17 @@ def share(tables: Tables, table: DataFrame, rows: DataFrame) -> Answer:
     return Answer(
         asked="Step time and share",
         verdict=facts.say(
-            takes + "communicating adds {naive[exposed]:ms} of it, {naive[exposed] / naive[median]:percent} "
+            takes + "communication adds {naive[exposed]:ms} of it, {naive[exposed] / naive[median]:percent} "
             "({naive[cell]})."
         )
         or facts.say(
-            takes + "communication timed apart is {naive[synchronization_share]:percent} of it ({naive[cell]})."
+            takes + "communication, timed separately, is {naive[synchronization_share]:percent} of it ({naive[cell]})."
         )
         or facts.say(takes + "its share of communication cannot be decided ({naive[cell]})."),
         more=facts.say(
             "Without communication it takes {naive[baseline]:ms}.",
-            "In the profiled step communication runs uncovered for {uncovered:ms}, {uncovered / "
-            "naive[timeline_length]:percent} "
-            "of it, and the device idles for another {idle:ms}.",
+            "In the profiled step, {uncovered:ms} of communication ({uncovered / naive[timeline_length]:percent} of "
+            "the step) do not overlap with compute, and the device idles for another {idle:ms}.",
         ),
         evidence=Captioned(
             grid(DataFrame(steps), COLUMNS),
@@ -76,14 +75,13 @@ def share(tables: Tables, table: DataFrame, rows: DataFrame) -> Answer:
             },
         ),
         reason=facts.say(
-            "In other settings communicating adds {others:listing}.",
+            "In other settings communication adds {others:listing}.",
             "The wrapper all-reduces {naive[messages]:whole} gradients one by one, {naive[communicated]:size} "
             "together.",
-            "By the line of @sec-distributed_communication_single_node these calls take {naive[alone]:ms}, of which "
-            "{naive[calls]:ms} are overhead.",
-            "The device idles for {microseconds / naive[messages]:µs} per call; likely the replayed graph runs them "
-            "strictly "
-            "one after the other.",
+            "The line of @sec-distributed_communication_single_node predicts {naive[alone]:ms} for these calls, "
+            "including {naive[calls]:ms} of overhead.",
+            "The device idles for {microseconds / naive[messages]:µs} per call, likely because the replayed graph "
+            "runs them strictly one after the other.",
         ),
         details=every_row(table, rows),
     )

@@ -39,8 +39,8 @@ def answers(tables: Tables) -> Found:
         ),
         reason=say(
             say(
-                "Ours balances each bucket of {size} MB on its own, so that a bucket can travel while the next one is "
-                "updated; PyTorch balances all parameters at once.",
+                "Ours balances each bucket of {size} MB separately, so that a bucket can be sent while the next one "
+                "is updated; PyTorch balances all parameters at once.",
                 size=VARIATION_MB,
             )
             if ours and theirs and ours > theirs

@@ -43,7 +43,7 @@ HANDOUT, PEERS, GRADIENTS = "sharded", "sharded_symmetric_memory", "sharded_grad
 RATIO = {"× unsharded": "{ratio:.3f}"}
 TIMES: Columns = {
     "step / ms": STEP | RATIO,
-    "timed apart / ms": {{"synchronization": "sync."}.get(name, name): f"{{{name}:cut}}" for name in PHASES},
+    "timed separately / ms": {{"synchronization": "sync."}.get(name, name): f"{{{name}:cut}}" for name in PHASES},
 }
 PARTS = {"weights": "parameters", "gradients": "gradients", "state": "optimizer_state", "rest": "rest"}
 MOMENTS: Columns = {
@@ -93,7 +93,7 @@ def memory_answer(table: DataFrame) -> Answer:
         ),
         more=facts.say(
             f"The peak falls from {{whole[peak]:{unit}}} to {{own[peak]:{unit}}}.",
-            f"With gradients sharded too, it is {{both[peak]:{unit}}}.",
+            f"With sharded gradients too, it is {{both[peak]:{unit}}}.",
         ),
         evidence=Captioned(
             grid(asked, {"": "{title}", **MOMENTS}),
@@ -101,16 +101,16 @@ def memory_answer(table: DataFrame) -> Answer:
             legend={"rest": "Rest: buckets that are copies, activations, the loss"},
         ),
         reason=say(
-            "The closed forms are $4 P$ bytes each of weights and gradients and $8 P$ of state, divided by $N$ "
-            "where they are sharded; measured peaks are within {error:percent} of them.",
+            "The closed forms are $4 P$ bytes each for weights and gradients and $8 P$ for state, divided by $N$ if "
+            "sharded; measured peaks are within {error:percent} of them.",
             tell(
                 early,
-                "The peak is reached in the backward pass, in which memory holds activations next to the state; before "
-                "the update they are gone.",
+                "The peak is reached in the backward pass, when memory holds activations next to the state; they "
+                "are freed before the update.",
                 "",
             ),
-            f"PyTorch's optimizer keeps up to {{rest:{unit}}} besides, copies of gradients in buckets, unless "
-            "gradients are views of these.",
+            f"PyTorch's optimizer also keeps up to {{rest:{unit}}} of copied gradients in buckets, unless gradients "
+            "are views of the buckets.",
             of_earlier_code(OptimizerSharding, table),
             error=(asked["peak"] / asked["predicted_peak"] - 1).abs().max(),
             rest=rest if rest > 0.1 * asked["gradients"].max() else None,
@@ -168,14 +168,14 @@ def time_answer(table: DataFrame, rows: DataFrame) -> Answer:
         ),
         reason=facts.say(
             "The optimizer's part takes {own[optimizer]:ms} sharded and {whole[optimizer]:ms} unsharded: a rank "
-            "updates $1\\/N$ of the parameters, and then waits for the others'.",
+            "updates $1\\/N$ of the parameters, and then waits for the others.",
             "Over symmetric memory it takes {peers[optimizer]:ms}.",
-            "{theirs[title]}, takes {theirs[median]:ms}, of which the optimizer's part is {theirs[optimizer]:ms}.",
+            "{theirs[title]}, takes {theirs[median]:ms}, including {theirs[optimizer]:ms} for the optimizer's part.",
             yours(asked, {"ours, sharded": [HANDOUT]}),
         ),
         details=Captioned(
             contender_table(OptimizerSharding, table, rows, TIMES),
-            "The same in every cell; nothing is concluded from host-bound ones.",
+            "The same in every cell; host-bound cells get no verdict.",
             long=True,
         ),
     )
@@ -196,7 +196,7 @@ def zero_answer() -> Answer:
         ),
         evidence=Captioned(
             schemes_table(RANKS),
-            f"Training state of a rank and bytes that it sends in a step, by closed form: {HANDOUT_SIZE} with "
+            f"Training state per rank and bytes that a rank sends in a step, by closed form: {HANDOUT_SIZE} with "
             "AdamW in fp32, without activations and buffers.",
         ),
     )
@@ -215,6 +215,6 @@ def schemes_table(ranks: Sequence[int]) -> Table:
     def columns(what: str, formula: str) -> dict[str, str]:
         return {"bytes": formula, **{f"N = {each}": f"{{{what}{each}:sig}}" for each in ranks}}
 
-    groups = {"training state of a rank / GiB": columns("held", "{state}")}
-    groups |= {"sent by a rank in a step / GB": columns("sent", "{sent}")}
+    groups = {"training state per rank / GiB": columns("held", "{state}")}
+    groups |= {"sent per rank and step / GB": columns("sent", "{sent}")}
     return grid(DataFrame(lines), {"": "{name}", **groups})

@@ -49,7 +49,7 @@ def times(table: DataFrame, cells: DataFrame) -> Answer:
         verdict=facts.say("Plain attention runs out of memory first at {lost[sequence]} tokens, d = {lost[d]}.")
         or facts.say("Nothing runs out of memory up to {cell[sequence]} tokens."),
         more=facts.say(
-            "At {cell[sequence]} tokens forward takes {forward:span ms} and backward {backward:span ms}, over all "
+            "At {cell[sequence]} tokens, forward takes {forward:span ms} and backward {backward:span ms} for all "
             "head dimensions.",
             "Twice the tokens take {growth:times} the time (d = {cell[d]}).",
             "Up to {most:whole} tokens most cells are host-bound.",
@@ -75,9 +75,7 @@ def memory(table: DataFrame, cells: DataFrame) -> Answer:
     """The memory kept for the backward pass, and how to avoid it."""
     known = cells[cells["kept"].notna()]
     if not len(known):
-        why = (
-            "Not measured: only a GPU’s allocator counts its memory." if len(cells) else "Not measured on this machine."
-        )
+        why = "Not measured: memory is counted only on GPUs." if len(cells) else "Not measured on this machine."
         return Answer("Memory", missing=why)
     lost = first(table[table["status"] == "oom"].sort_values(["sequence", "d"]))
     cell = known.iloc[-1] if lost is None else lost
@@ -91,21 +89,21 @@ def memory(table: DataFrame, cells: DataFrame) -> Answer:
     return Answer(
         asked="Memory",
         verdict=facts.say(
-            "At {n} tokens the scores’ softmax is {share:percent} of what is kept for the backward pass.",
+            "At {n} tokens the scores’ softmax is {share:percent} of the memory kept for the backward pass.",
             share=FP32_BYTES * batch * sequence**2 / MIB / expected,
         ),
         more=facts.say(
             "Of {measured[kept]:gib} in use (d = {d}), the closed form explains {expected:gib}.",
-            "Memory in use grows {end[kept] / before[kept]:times} from {before[sequence]} to {end[sequence]} tokens.",
+            "Memory in use grows by {end[kept] / before[kept]:times} from {before[sequence]} to {end[sequence]} "
+            "tokens.",
             "FlashAttention never stores the scores.",
         ),
         evidence=Captioned(
             account(batch, sequence, d, constant, measured),
-            f"Memory of plain attention at sequence {sequence}, d = {d}, fp32: how many tensors of each kind are "
-            "alive.",
+            f"Memory of plain attention at sequence {sequence}, d = {d}, fp32: number of live tensors of each kind.",
         ),
         reason=say(
-            "{constant:MiB} more are there at every size: likely cuBLAS’s workspaces.",
+            "{constant:MiB} more are in use at every size: likely cuBLAS’s workspaces.",
             constant=constant if constant > 0 else None,
         ),
     )

@@ -17,7 +17,7 @@ BOTH = ("eager", "compiled")
 MODEL: Columns = {
     "": {"size": "{label}", "precision": "{precision}"},
     **{f"{title} / ms": {way: f"{{{way} {title}:.1f}}{{{way} host_bound:star}}" for way in BOTH} for title in PASSES},
-    "device works / ms": {**{way: f"{{{way} device_busy:.1f}}" for way in BOTH}, "ratio": "{work:.2f}×"},
+    "device busy / ms": {**{way: f"{{{way} device_busy:.1f}}" for way in BOTH}, "ratio": "{work:.2f}×"},
     "compiling": {"cost / s": "{cost:.0f}", "pays off after": "{pays}"},
 }
 
@@ -43,7 +43,7 @@ def attention(table: DataFrame) -> Answer:
             "At {row[sequence]} tokens {quick} attention is {gain:times} as fast as {slow} ({cells}).",
             cells=median_of(len(longest), "head dimension"),
         )
-        or say("All compiled or eager cells are host-bound: no gain is stated."),
+        or say("Cannot be decided: in every cell, compiled or eager is host-bound."),
         more=facts.say(
             "Compiled attention is slower in {losses} of {all}.",
             "Compiling lowers the peak at d = {row[d]} from {row[eager_peak]:gib} to {row[compiled_peak]:gib}."
@@ -58,8 +58,8 @@ def attention(table: DataFrame) -> Answer:
             legend={"*": "*: host-bound"},
         ),
         reason=say(
-            "In {cells} the device waits for the host, eager or compiled; there it works {work:times} as long "
-            "eager as compiled (median).",
+            "In {cells} the device waits for the host, eager or compiled; there it is busy {work:times} as long "
+            "when eager (median).",
             cells=count(len(waits), "shape"),
             work=(waits["eager_busy"] / waits["compiled_busy"]).median(),
         ),
@@ -96,8 +96,8 @@ def model(table: DataFrame) -> Answer:
             },
         ),
         reason=say(
-            "The eager step launches {fewer:times} as many kernels and copies (median), which matters where the "
-            "host is slow.",
+            "The eager step launches {fewer:times} as many kernels and copies (median), which matters if the host "
+            "is slow.",
             fewer=pairs["fewer"].median(),
         ),
     )
@@ -141,7 +141,7 @@ def work_sentence(pairs: DataFrame) -> Typst:
 def step_sentence(told: DataFrame, cells: int) -> Typst:
     """The gain of the step itself, where it is decided."""
     if not cells:
-        return say("No step was timed both ways.")
+        return say("No step was timed both eager and compiled.")
     gain = told["gain"].median()
     quick, slow = BOTH[::-1] if gain > 1 else BOTH
     kind = f"{len(told)} of {cells} cells; the others are host-bound"

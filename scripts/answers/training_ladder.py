@@ -169,9 +169,9 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
         reason=facts.say(
             "Timed alone in the same job (@fig-ladder), the parts of a bf16 step take {parts[floor]:ms}: matmuls "
             "{parts[matmuls]:ms}, attention {parts[attention]:ms}, the update {parts[update]:ms}, and norms and the "
-            "rest {parts[norms and elementwise]:ms}, which is their bytes at a copy's speed.",
-            "Their sum is a yardstick and no lower bound: in the step the update runs under the backward pass, and the "
-            "clock may differ."
+            "rest {parts[norms and elementwise]:ms} (their bytes at a copy's speed).",
+            "Their sum is a yardstick, not a lower bound: in the step the update overlaps the backward pass, and "
+            "the clock may differ."
             if best is not None and best["over"] < 1
             else "",
             conventions(best),
@@ -181,8 +181,8 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
         details=Captioned(
             grid(shown, RUNG, text_columns=3),
             "Every rung of every cell: medians; parts: the components of a bf16 step, or of FP8's, timed alone; MFU: "
-            "FLOPs of matmuls without the embedding and of causal attention over the dense bf16 peak, in fp32 too; J: "
-            "energy of a step.",
+            "FLOPs of matmuls (without the embedding) and of causal attention relative to the dense bf16 peak, also in "
+            "fp32; J: energy of a step.",
             long=True,
         ),
         missing=missing,
@@ -204,7 +204,7 @@ def conventions(best: Series | None) -> Any:
         say("{share:percent} ({name})", share=utilization(best, embedding=embedding, causal=causal), name=name)
         for name, (embedding, causal) in MFU_CONVENTIONS.items()
     ]
-    return say("Counted in other ways, the same step reaches {shares:listing}.", shares=shares[1:])
+    return say("With other ways of counting, the same step reaches {shares:listing}.", shares=shares[1:])
 
 
 def sizes(rungs: DataFrame, found: list[DataFrame]) -> Answer:
@@ -228,8 +228,8 @@ def sizes(rungs: DataFrame, found: list[DataFrame]) -> Answer:
             published(fastest(found[-1]) if found else None),
         ],
         reason=facts.say(
-            "They take {over:span times} the time of their parts alone, and at most {wall:times} the time for which "
-            "the device works.",
+            "They take {over:span times} the time of their parts alone, and at most {wall:times} the device's busy "
+            "time.",
             in_fp8(rungs, fastest(found[-1])) if found else "",
         ),
     )
@@ -268,14 +268,14 @@ def memory(rungs: DataFrame) -> Answer:
     found = recomputed_table(rungs)
     most = last(found.dropna(subset="saved").sort_values("saved"))
     return Answer(
-        asked="Where memory is short",
+        asked="If memory is short",
         verdict=say(
-            "Blocks that are recomputed, but for attention, save {row[saved]:gib} at {row[slower]:times} the time "
+            "Recomputing blocks except attention saves {row[saved]:gib} at {row[slower]:times} the time "
             "({row[label]}).",
             row=most,
         ),
         reason="Each block keeps its input and attention's output and log-sum-exp. Its matmuls and passes run again in "
-        "the backward pass, attention does not.",
+        "the backward pass; attention does not.",
     )
 
 
@@ -298,14 +298,14 @@ def several(table: DataFrame) -> Answer:
         if best is None
         else against(best, second).sentence(name, other, f"on {best['processes']} GPUs")
         or facts.say("Only {name} was measured, on {row[processes]} GPUs."),
-        more=facts.say("With {name} a step takes {row[step]:ms}, which is {row[tokens]:whole} tokens/s."),
+        more=facts.say("With {name} a step takes {row[step]:ms}, or {row[tokens]:whole} tokens/s."),
         evidence=Captioned(
             grid(found.assign(replayed=found["graph"].map({True: "yes", False: "no"})), WRAPPED, text_columns=4),
-            "One training step of all GPUs, each on its own sequences, times of the slowest: without "
-            "communication (the last rung on each), gradients averaged under the backward pass and every weight "
-            "updated on each GPU (data-parallel wrapper), each GPU updating its share under the backward pass "
-            "(sharded optimizer), and weights sharded in fp32 and gathered in bf16 by blocks (FSDP). A step launched "
-            "call by call is not compared with one replayed from a CUDA graph.",
+            "One training step of all GPUs, each on its own sequences; times of the slowest. Without communication: "
+            "the last rung on each GPU. Data-parallel wrapper: gradients are averaged during the backward pass, and "
+            "each GPU updates every weight. Sharded optimizer: each GPU updates its share during the backward pass. "
+            "FSDP: weights are sharded in fp32 and gathered in bf16 by block. A step launched kernel by kernel is "
+            "not compared with one replayed from a CUDA graph.",
         ),
     )
 
@@ -332,23 +332,24 @@ def advice(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer
         or facts.say("For {size}, start with {order:listing}.", order=[row["title"] for row in order[:2]]),
         more=facts.say(
             "They save {saved:listing}.",
-            "Then what saves at least {worth:percent} of a step: {order:listing}.",
+            "Then add the rungs that save at least {worth:percent} of a step: {order:listing}.",
             order=[row["title"] for row in order[start:]],
         ),
         evidence=Captioned(
             crossed(
                 every, "title", "label", {"gain / ms": "{gain:.1f}{untold:star}", "expected / ms": "{expected:.1f}"}
             ),
-            "What each rung saves of the step before it (fused passes: of the eager one), and what its closed form "
-            "promises at the rates measured in the same job. *: closer than the spread, or host-bound; –: no closed "
+            "The share of the previous step that each rung saves (fused passes: of the eager step), and its closed "
+            "form at the rates measured in the same job. *: closer than the spread, or host-bound; –: no closed "
             "form, or not measured.",
         ),
         reason=facts.say(
             NOTHING if ladder is None else instead_of_the_compiler(ladder),
-            "Taken out of the last rung of {size}, alone, each would cost: {left:listing}.",
-            "The closed forms count what the rung no longer computes or moves: FLOPs at the rate of the matmuls "
-            "alone, bytes at a copy's speed. That of the graph is the time for which the device waited for the host in "
-            "the step before; that of the update under the backward pass is the whole update, as if it were free.",
+            "Removing one of them from the last rung of {size} would cost: {left:listing}.",
+            "The closed forms count the work that a rung removes: FLOPs at the rate of the matmuls alone, bytes at "
+            "a copy's speed. For the graph, they count the time for which the device waited for the host in the "
+            "previous step. For the update during the backward pass, they count the whole update, as if it were "
+            "free.",
         ),
     )
 
@@ -359,7 +360,7 @@ def instead_of_the_compiler(ladder: DataFrame) -> Typst:
     if fused is None or compiled is None:
         return NOTHING
     return against(fused, compiled).sentence(
-        "the step with fused passes in place of the compiler", "the step with compiled blocks"
+        "the step with fused passes instead of the compiler", "the step with compiled blocks"
     )
 
 
@@ -397,8 +398,8 @@ def learning(table: DataFrame) -> Answer:
         verdict=facts.say(
             tell(
                 alike,
-                "All {rungs} other exact rungs learn as fp32 does, within the scatter of its seeds.",
-                "Not all of {rungs} other exact rungs end within the scatter of fp32's seeds.",
+                "All {rungs} other exact rungs learn like fp32, within the spread of its seeds.",
+                "Not all of {rungs} other exact rungs end within the spread of fp32's seeds.",
             )
         ),
         more=facts.say(
@@ -409,13 +410,14 @@ def learning(table: DataFrame) -> Answer:
             ),
         ),
         reason=facts.say(
-            "A small model learns a Markov chain, whose entropy no loss can go below. Scatter: {scatter} standard "
-            "deviations over {exact[n]:whole} seeds in fp32. Gradients of a first step are compared with fp32's."
+            "A small model learns a Markov chain, whose entropy is a lower bound of the loss. Spread: {scatter} "
+            "standard deviations over {exact[n]:whole} seeds in fp32. The first step's gradients are compared with "
+            "fp32's."
         ),
         details=Captioned(
             grid(shown, LEARNING),
-            "Losses after a short training, mean of the last steps; relative error of all gradients of one step "
-            "against fp32; whether two trainings end with the same bits.",
+            "Losses after a short training run, mean of the last steps; relative error of all gradients of one step "
+            "against fp32; whether two training runs are bitwise identical.",
             long=True,
         ),
     )

@@ -17,7 +17,7 @@ from scripts.views.units import GB
 
 OTHER_GPU = "NVIDIA H200"
 """That of the recorded results, next to the leaderboard's."""
-MEMORY = "Memory of a rank by closed form; GB are 10⁹ bytes."
+MEMORY = "Memory per rank by closed form; 1 GB is 10⁹ bytes."
 CELL = {
     "context": leaderboard.CONTEXT,
     "batch_size": leaderboard.BATCH_SIZE // leaderboard.GPUS,
@@ -28,7 +28,7 @@ CELL = {
 """The leaderboard's step, of one rank."""
 PARTS = {
     "step": "the step, on two GPUs",
-    "rank": "one rank's part, alone",
+    "rank": "one rank's part alone",
     "one_card": "one sequence and all weights, on one GPU",
 }
 """Parts of the experiment, and what readers call them."""
@@ -91,14 +91,14 @@ def measured(tables: Tables, parts: DataFrame) -> Answer:
     verdicts = {
         "step": "On two {gpu}s the step takes {row[step]:s}; the record, on two {board}s, is {record:s}.",
         "rank": "A rank's part takes {row[step]:s} on one {gpu}; the record, on two {board}s, is {record:s}.",
-        "one_card": "One sequence takes {row[step]:s} on one {gpu}, the update of all weights included.",
+        "one_card": "One sequence takes {row[step]:s} on one {gpu}, including the update of all weights.",
     }
     return Answer(
         asked="Time",
         verdict=facts.say(verdicts[str(first.name)]),
         more=facts.say(
             "Its cold start takes {row[cold_start]:s}." if first.name == "step" else "",
-            "Two {gpu}s need between {least:s}, with all communication hidden, and {most:s}, with none.",
+            "Two {gpu}s need between {least:s} (all communication hidden) and {most:s} (none hidden).",
         ),
         evidence=Captioned(
             grid(parts, MEASURED), f"Measured parts of the step, medians of {n:.0f} steps; GB are 10⁹ bytes."
@@ -131,8 +131,8 @@ def utilization(part: Series, gpu: str) -> Typst:
     cell = (leaderboard.SHAPE, leaderboard.VOCAB_SIZE, leaderboard.BATCH_SIZE // leaderboard.GPUS, leaderboard.CONTEXT)
     once, every = (leaderboard.rank_flops(*cell, blocks) / peak.bf16 / part["step"] for blocks in (0, round(again)))
     return say(
-        "This is {once:percent} of the bf16 peak, {every:percent} with the {again} of {layers} blocks that are "
-        "computed again, but for attention.",
+        "This is {once:percent} of the bf16 peak, or {every:percent} if recomputation counts ({again} of {layers} "
+        "blocks, without attention).",
         once=once,
         every=every,
         again=round(again),
@@ -148,7 +148,7 @@ def derived() -> Answer:
     return Answer(
         "Time",
         facts.say(
-            "Not measured. At bf16 peak two {gpu}s take {least:s}: the record, {record:s}, uses "
+            "Not measured. At bf16 peak two {gpu}s take {least:s}: the record, {record:s}, reaches "
             "{least / record:percent}."
         ),
         say("Two {gpu}s would need at least {least:s}.", gpu=short(OTHER_GPU), least=other),
@@ -163,9 +163,9 @@ def work() -> Typst:
     total = sum(flops.values())
     facts = Facts(flops=flops, total=total, gpu=short(leaderboard.GPU), peak=listed(leaderboard.GPU))
     return facts.say(
-        "The step has {work:PFLOP} of matmuls, three times those of its forward pass with causal attention counted "
-        "half; {flops[attention] / total:percent} are attention's, {flops[head] / total:percent} the head's. The peak "
-        "of a {gpu} is {peak.bf16 / tera:TFLOP/s} ({peak.source}).",
+        "The step has {work:PFLOP} of matmuls, three times its forward pass, with causal attention counted half; "
+        "{flops[attention] / total:percent} are attention's, {flops[head] / total:percent} the head's. The peak of "
+        "a {gpu} is {peak.bf16 / tera:TFLOP/s} ({peak.source}).",
         work=total / 1e15,
         tera=1e12,
     )
@@ -191,14 +191,14 @@ def memory_table() -> Table:
     weights, rest = step.parameters, leaderboard.gradients_on_their_way() + step.optimizer_state
     layers = leaderboard.SHAPE.num_layers
     rows = {
-        "fp32 state, whole on every rank": state,
+        "fp32 state, unsharded on every rank": state,
         "fp32 state, sharded over the ranks": state / leaderboard.GPUS,
-        "bf16 weights, gradients on their way, sharded masters and moments": weights + rest,
-        "the same, with weights sharded too (FSDP), but for those in use": weights / leaderboard.GPUS + rest,
-        "autocast saves for backward, nothing computed again": leaderboard.autocast_saved_bytes(0),
-        "autocast saves for backward, each block computed again": leaderboard.autocast_saved_bytes(1),
-        "bf16 weights and fused passes save, nothing computed again": leaderboard.fused_saved_bytes(0),
-        "bf16 weights and fused passes save, each block but attention computed again": leaderboard.fused_saved_bytes(
+        "bf16 weights, gradients in flight, sharded masters and moments": weights + rest,
+        "the same, with weights sharded too (FSDP), except those in use": weights / leaderboard.GPUS + rest,
+        "saved under autocast, nothing recomputed": leaderboard.autocast_saved_bytes(0),
+        "saved under autocast, each block recomputed": leaderboard.autocast_saved_bytes(1),
+        "saved with bf16 weights and fused passes, nothing recomputed": leaderboard.fused_saved_bytes(0),
+        "saved with bf16 weights and fused passes, blocks recomputed except attention": leaderboard.fused_saved_bytes(
             layers
         ),
     }

@@ -85,10 +85,10 @@ def what_fits(gpu: str, capacity: float) -> Answer:
         evidence=Captioned(
             grid(table, LONGEST),
             say(
-                "The longest context, a power of two up to {most}, at which a step of {batch} sequences in bf16 "
-                "autocast fits into {capacity:GiB}: with plain attention, with FlashAttention, and with FlashAttention "
-                "where every block keeps only its input; the memory needed, CUDA's context included, and the step's "
-                "time.",
+                "The longest context (a power of two up to {most}) at which a step of {batch} sequences in bf16 "
+                "autocast fits into {capacity:GiB}: with plain attention, with FlashAttention, and with "
+                "FlashAttention and checkpointed blocks; the memory needed, including CUDA's context, and the "
+                "step's time.",
                 most=CONTEXTS[-1],
                 batch=BATCH,
                 capacity=capacity / GIB,
@@ -104,7 +104,7 @@ def how_well(found: DataFrame, gpu: str) -> Answer:
     fit = judged(found[found["experiment"] != HELD_BACK], "time")["time_error"].abs()
     whole, fitted = first(table[table["experiment"] == "all"]) if len(table) else None, recorded_on(gpu)
     return Answer(
-        asked="How exact the predictions are",
+        asked="How accurate the predictions are",
         verdict=say(
             "Closed forms predict {row[memory within]:whole} of {row[memory cells]:whole} peaks within "
             "{memory:percent}"
@@ -143,8 +143,8 @@ def how_well(found: DataFrame, gpu: str) -> Answer:
                     EVERY,
                     text_columns=2,
                 ),
-                "Every measured step against its prediction. Experiments are processes of their own, so the same step "
-                "may differ between them. A star: host-bound; its time is for how long the device works in the step.",
+                "Every measured step against its prediction. Experiments run in separate processes, so the same "
+                "step may differ between them. A star: host-bound; its time is the device's busy time.",
                 long=True,
             ),
         ],
@@ -160,17 +160,17 @@ def reason(found: DataFrame, gpu: str) -> Typst:
     kinds = judged(found, "memory").groupby("kind")["memory_error"].agg(lambda errors: float(errors.abs().max()))
     times = judged(found, "time")
     return say(
-        "`python -m cs336_systems.fit` adds up what a step keeps, its temporaries, cuBLAS's workspaces and the "
-        "allocator's rounding. A step's time is its work at the data sheet's rates, each kind of work slower by a "
-        "factor that was fitted to the steps recorded on {gpu}.",
-        "Step times of other model sizes: each size is left out of the fit in turn."
+        "`python -m cs336_systems.fit` adds up the tensors that a step keeps, its temporaries, cuBLAS's workspaces "
+        "and the allocator's rounding. A step's time is its work at the data sheet's rates; each kind of work is "
+        "slowed by a factor fitted to the steps recorded on {gpu}.",
+        "For step times of other model sizes, each size is left out of the fit in turn."
         if recorded_on(gpu)
         else say("On another GPU times may be off by {most:percent}.", most=ELSEWHERE),
         "The times of `kernel_profile` were not fitted: they are off by up to {most:percent}.",
         say(
-            "PyTorch's data parallelism rebuilds its buckets in the second step, when the first ones may or may not "
-            "be in memory: each measured peak is within {most:percent} of one of the two possible ones. Other peaks "
-            "are off by {others:percent} at most.",
+            "PyTorch's data parallelism rebuilds its buckets in the second step, when the first ones may still be "
+            "in memory: each measured peak is within {most:percent} of one of the two possible ones. Other peaks "
+            "are off by at most {others:percent}.",
             most=kinds.get(REBUILT),
             others=kinds.drop(REBUILT, errors="ignore").max(),
         ),

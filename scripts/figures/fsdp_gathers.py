@@ -39,7 +39,7 @@ def draw(table: str, output: str) -> None:
         lead.tick_params(labelbottom=False)
         wait.set_ylim(bottom=0)
         wait.set_xlabel("block (0: embedding, last: head)")
-    above[0].set_ylabel("weights there\nbefore needed / ms")
+    above[0].set_ylabel("weights ready\nbefore needed / ms")
     below[0].set_ylabel("pause / ms")
     legend(panels, ncols=3)
     save(figure, output)

@@ -15,7 +15,7 @@ def draw(table: str, second_table: str, output: str) -> None:
     end_to_end = load_at_one_setting("end_to_end", table)
     steps = per_launch(end_to_end)
     if not len(steps):
-        raise NotDrawn("not measured: a processor launches no kernels")
+        raise NotDrawn("not measured: kernel launches need a GPU")
     same = same_step(end_to_end, load_at_one_setting("data_parallel", second_table))
     programs = [rows for _, rows in same.groupby("precision", sort=False) if len(rows) > 1]
     figure, (left, *others) = subplots(1 + len(programs), height=2.7, sharey=False)

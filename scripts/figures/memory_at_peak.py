@@ -12,7 +12,7 @@ def draw(table: str, output: str) -> None:
     """Stacked bars, fp32 next to bf16 at each context, one panel per kind of step."""
     rows = select(profiled(load_at_one_setting("memory_profile", table)), attention="plain")
     if not len(select(rows, metric="peak_allocated")):
-        raise NotDrawn("no memory was followed on this machine")
+        raise NotDrawn("no memory was recorded on this machine")
     figure, panels = subplots(len(FOLLOWED), height=3.2)
     lengths = contexts(rows)
     for axes, (mode, title) in zip(panels, FOLLOWED.items(), strict=True):

@@ -28,7 +28,7 @@ def draw(table: str, output: str) -> None:
     rows = select(profiled(load_at_one_setting("memory_profile", table)), attention="plain")
     context = compared_context(rows)
     if context is None:
-        raise NotDrawn("no memory was followed on this machine")
+        raise NotDrawn("no memory was recorded on this machine")
     figure, panels = pyplot.subplots(1, len(FOLLOWED), figsize=(WIDTH, 3.6), sharey=True, width_ratios=[1, 1.3, 2.2])
     cells = {mode: select(rows, context=context, mode=mode, precision="fp32") for mode in FOLLOWED}
     occurring = {shown_category(category) for cell in cells.values() for category in cell["category"] if category}

@@ -21,7 +21,7 @@ def draw(table: str, output: str) -> None:
     gpu = gpu_of(measured_gpu({"": data}))
     here = profiled_closely(data)
     if gpu is None or not len(here):
-        raise NotDrawn("no GPU whose peak rates are known was profiled, so there is no roof")
+        raise NotDrawn("no GPU with known peak rates was profiled, so there is no roofline")
     precisions = [name for name in PRECISIONS if len(select(here, precision=name))]
     figure, panels = subplots(len(precisions), height=3.1)
     for axes, precision in zip(panels, precisions, strict=True):

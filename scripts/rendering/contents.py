@@ -91,7 +91,9 @@ def read_contents(path: Path = CONTENTS) -> Contents:
 def _check_files(contents: Contents, templates: Path) -> None:
     for name, figure in contents.figures.items():
         if name in EXPERIMENTS:
-            raise ValueError(f"a figure is named {name!r}; allowed: any name but an experiment's, as both name targets")
+            raise ValueError(
+                f"a figure is named {name!r}; allowed: any name except an experiment's, since both name targets"
+            )
         check_name(f"figures.{name}.script", figure.script, _stems("scripts.figures"))
         given = [key for key in SOURCES if getattr(figure, key)]
         if len(given) != 1:
@@ -108,7 +110,7 @@ def _check_files(contents: Contents, templates: Path) -> None:
     for name in contents.sections:
         check_name("a section", name, _stems("scripts.answers"))
         if not (templates / f"{name}.typ.j2").is_file():
-            raise ValueError(f"a section is {name!r}, but there is no {templates / name}.typ.j2")
+            raise ValueError(f"the section {name!r} has no template {templates / name}.typ.j2")
         if contents.sections.count(name) > 1:
             raise ValueError(f"the section {name!r} is listed twice")
 

@@ -102,6 +102,6 @@ def number(name: str, tables: Mapping[str, Any]) -> Typst:
     if len(rows) > 1:
         kind = EXPERIMENTS[experiment]
         apart = [key for key in (*parameters(kind), *kind.details) if rows[key].nunique() > 1]
-        raise ValueError(f"{{{name}}} names {len(rows)} rows; allowed: one, told apart by {', '.join(apart)}")
+        raise ValueError(f"{{{name}}} matches {len(rows)} rows; allowed: one; they differ in {', '.join(apart)}")
     row = rows.iloc[0]
     return with_unit(row[statistic or STATISTICS[0]], row["unit"]) if row["unit"] else significant(row[statistic])

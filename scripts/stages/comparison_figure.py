@@ -57,6 +57,6 @@ def draw(comparison: Mapping[str, Any], output: Path) -> None:
     axes.set_yticks(range(len(experiments)), experiments)
     axes.set_ylim(len(experiments) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel("time of B over time of A")
+    axes.set_xlabel("time of B / time of A")
     legend([axes], ncols=4, fontsize=8)
     save(figure, output)

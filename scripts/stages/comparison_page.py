@@ -68,7 +68,7 @@ def page(comparison: Comparison, picture: str) -> str:
             comparison=comparison,
             verdict=headline(comparison),
             widened=Typst(
-                "" if widened == 1 else f", times {widened:.2f}, as far as cells of unchanged code differ here"
+                "" if widened == 1 else f", times {widened:.2f}, since cells of unchanged code differ that much here"
             ),
             uncalibrated=uncalibrated(cells),
             differs=differing(comparison["differs"]),
@@ -92,7 +92,7 @@ def headline(comparison: Comparison) -> str:
     for verdict in (SLOWER, FASTER):
         if counts[verdict]:
             subject = "1 time is" if counts[verdict] == 1 else f"{counts[verdict]} times are"
-            return f"{subject} {verdict} in B, and none the other way."
+            return f"{subject} {verdict} in B, and none changed in the other direction."
     return "No time is faster or slower." if counts[SAME] else "Nothing can be decided."
 
 
@@ -100,7 +100,7 @@ def uncalibrated(cells: Sequence[Comparison]) -> str:
     """The sentence about times that communication bounds; empty if there are none."""
     count = sum(cell["reason"] == NOT_CALIBRATED for cell in cells)
     subject = "1 time is" if count == 1 else f"{count} times are"
-    return f"{subject} {NOT_CALIBRATED}, and not judged." if count else ""
+    return f"{subject} {NOT_CALIBRATED}, so without a verdict." if count else ""
 
 
 def most_changed(cells: Sequence[Comparison], verdict: str) -> list[Comparison]:
@@ -159,13 +159,15 @@ def costs(cells: Sequence[Comparison]) -> Table:
 def costs_caption(cells: Sequence[Comparison]) -> str:
     """A sentence about the energies."""
     first = f"Cost of tokens{f', the first {SHOWN} of {len(cells)} steps' if len(cells) > SHOWN else ''}. "
-    return first + "Energy is the driver's counter where a cell read it; else the cell's median power times the step."
+    return (
+        first + "Energy is from the driver's counter if the cell read it, else the cell's median power times the step."
+    )
 
 
 def reasons(cells: Sequence[Comparison]) -> Table:
     """How many times cannot be decided, by reason."""
     counts = Counter(
-        re.sub(r"only a change.*", "the change is smaller than what would be told", cell["reason"]) for cell in cells
+        re.sub(r"only a change.*", "the change is too small to be detected", cell["reason"]) for cell in cells
     )
     untold = [(reason, count) for reason, count in counts.most_common() if reason]
     return Table(["reason", "times"], [[reason, str(count)] for reason, count in untold] or [["none", "0"]])
@@ -178,7 +180,7 @@ def only(comparison: Comparison) -> Typst:
         names = comparison[f"only_{side.lower()}"]
         if names:
             shown = shortened(names, MOST_NAMED, "; ")
-            sentences.append(f"{len(names)} cells are in {side} only: {shown}.")
+            sentences.append(f"{len(names)} cells are only in {side}: {shown}.")
     return escape(" ".join(sentences) or "Each cell is in both runs.")
 
 

@@ -41,14 +41,16 @@ def told(found: ProjectFiles) -> list[str]:
     """Warnings about the files before they are handed in, in sentences."""
     sentences = []
     if found.no_checkout:
-        sentences.append(f"no git checkout ({found.no_checkout}), so only files with the project's own names are in it")
+        sentences.append(f"no git checkout ({found.no_checkout}), so it has only files with the project's own names")
     if found.changed:
-        sentences.append(f"not as in the last commit, and in it as they are now: {shortened(found.changed, SHOWN)}")
+        sentences.append(
+            f"changed since the last commit, and included as they are now: {shortened(found.changed, SHOWN)}"
+        )
     if found.links:
-        sentences.append(f"not in it, since they are symbolic links: {shortened(found.links, SHOWN)}")
+        sentences.append(f"left out, since they are symbolic links: {shortened(found.links, SHOWN)}")
     if found.others:
         how = "git init; git add" if found.no_checkout else "git add"
-        sentences.append(f"not in it, since git does not track them ({how}): {shortened(found.others, SHOWN)}")
+        sentences.append(f"left out, since git does not track them ({how}): {shortened(found.others, SHOWN)}")
     return sentences
 
 
@@ -70,10 +72,10 @@ def submit(report: Path, folder: Path) -> None:
     print(f"{writeup}: {report}, {writeup.stat().st_size / MB:.1f} MB")
     for path in (archive, writeup):
         if path.stat().st_size > LARGEST_MB * MB:
-            sys.exit(f"{path} is larger than {LARGEST_MB} MB, which is the most that Gradescope takes")
+            sys.exit(f"{path} is larger than {LARGEST_MB} MB, the largest file that Gradescope accepts")
     print(f"Running the tests of {archive} in an empty folder", flush=True)
     if not tests_pass(archive):
-        sys.exit(f"{archive} is not fit to be handed in: unpacked into an empty folder, its tests fail, see above")
+        sys.exit(f"{archive} cannot be handed in: unpacked into an empty folder, its tests fail, see above")
     print(f"{archive}: unpacked into an empty folder, its tests pass")
 
 
@@ -81,4 +83,4 @@ if __name__ == "__main__":
     try:
         submit(Path(sys.argv[1]), Path(sys.argv[2]))
     except FileNotFoundError as error:
-        sys.exit(f"{error.filename} is not installed, or not there; a submission needs it")
+        sys.exit(f"{error.filename} is not installed or does not exist; a submission needs it")

@@ -48,7 +48,7 @@ def typeset(source: Path) -> tuple[str, Markup, Markup]:
     parts = re.fullmatch(
         r".*<title>(.*?)</title>.*?(?:<style>(.*?)</style>.*?)?<body>(.*)</body></html>", html.decode(), re.DOTALL
     )
-    assert parts, "Typst writes its pages otherwise"
+    assert parts, "Typst writes its pages differently"
     title, style, body = map(Markup, parts.groups(default=""))  # no style where there is no formula
     return title.unescape(), style, body
 

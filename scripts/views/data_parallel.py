@@ -56,7 +56,7 @@ def kinds(rows: DataFrame) -> dict[str, list[str]]:
 
 
 def shown_in_timelines(cell: DataFrame) -> DataFrame:
-    """Of a cell's contenders, the fastest of each kind; PyTorch's at its best only."""
+    """Of a cell's contenders, the fastest of each kind; PyTorch's best only."""
     found = [fastest(cell, names) for names in kinds(cell).values() if names != PYTORCH[:1]]
     return cell.loc[[row.name for row in found if row is not None]]
 
@@ -137,7 +137,7 @@ def duel_answer(
 def every_row(table: DataFrame, rows: DataFrame) -> Captioned:
     """All that was measured of wrappers in every cell, host-bound ones too."""
     shown = contender_table(DataParallelTraining, table, rows, COLUMNS)
-    return Captioned(shown, "All wrappers in every cell measured, host-bound ones too.", long=True)
+    return Captioned(shown, "All wrappers in every measured cell, including host-bound ones.", long=True)
 
 
 def why_untold(table: DataFrame, rows: DataFrame) -> str:
@@ -145,7 +145,7 @@ def why_untold(table: DataFrame, rows: DataFrame) -> str:
     if not len(rows):
         return missing(table)
     if not len(device_bound(rows)):
-        return "Measured in host-bound cells only, where the host's speed decides: no verdict."
+        return "Measured only in host-bound cells, which depend on the host's speed: no verdict."
     return "Not measured in any device-bound cell."
 
 

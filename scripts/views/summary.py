@@ -128,7 +128,7 @@ def costs_table(tables: Mapping[str, DataFrame]) -> Table:
         current = f"{100 * table['revisions'].map(is_current).eq(True).mean():.0f} %"
         body.append([name, current, str(cells), *(f"{seconds:.0f}" for seconds in [*numbers[1:], sum(numbers[1:])])])
     body.append(["all", "", str(total[0]), *(f"{seconds:.0f}" for seconds in [*total[1:], sum(total[1:])])])
-    header = ["experiment", "rows of present revisions", "cells", "measuring", "starting processes", "together"]
+    header = ["experiment", "rows of current revisions", "cells", "measuring", "starting processes", "together"]
     return Table(header, body, text_columns=2, groups=[("", 3), ("seconds", 3)])
 
 

@@ -41,7 +41,7 @@ def test_the_pdf_the_page_and_the_figure_are_made(comparison, tmp_path):
 def test_the_verdict_comes_first(comparison):
     slower = comparison["counts"]["slower"]
     assert slower > 0
-    assert headline(comparison) == f"{slower} times are slower in B, and none the other way."
+    assert headline(comparison) == f"{slower} times are slower in B, and none changed in the other direction."
     none = comparison | {"counts": {"faster": 0, "slower": 0, "same": 3, "cannot be decided": 1}}
     assert headline(none) == "No time is faster or slower."
     assert headline(comparison | {"counts": dict.fromkeys(none["counts"], 0)}) == "Nothing can be decided."

@@ -28,8 +28,8 @@ def test_a_mistake_ends_in_a_sentence(tmp_path, keys, value, sentence):
     assert "\n" not in str(error.value)
 
 
-def test_a_section_without_its_template_is_told(tmp_path):
+def test_a_section_without_its_template_is_reported(tmp_path):
     (tmp_path / "sections").mkdir()
     (tmp_path / "contents.yaml").write_text(yaml.safe_dump(CONTENTS, sort_keys=False))
-    with pytest.raises(ValueError, match=r"'benchmarking_script', but there is no .*benchmarking_script\.typ\.j2"):
+    with pytest.raises(ValueError, match=r"'benchmarking_script' has no template .*benchmarking_script\.typ\.j2"):
         read_contents(tmp_path / "contents.yaml")

@@ -89,4 +89,4 @@ def test_the_title_page_shows_them(end_to_end):
         text = fill(CONTENTS, compute(CONTENTS, plan, own, *rest, tables_of(end_to_end)))
     number = figures(end_to_end)["gain from bf16, 2.7B, 512"]
     assert f'reference: [#"H200";: {number}]' in text
-    assert 'what was recorded on #"NVIDIA H200";, over the cells' in text
+    assert 'the recorded values of #"NVIDIA H200";, over the cells' in text

@@ -47,7 +47,7 @@ def test_a_number_is_the_tables():
         ("flash forward.best", "the statistic of {flash forward.best} is 'best'; allowed: mean, median, "),
         ("flash forward colour=red", "a key of {flash forward colour=red} is 'colour'; allowed: "),
         (f"{CELL} rung=sled", "rung of {training_ladder step .* rung=sled} is 'sled'; allowed: .*overlap"),
-        (CELL, "names 1[0-9] rows; allowed: one, told apart by .*rung"),
+        (CELL, "matches 1[0-9] rows; allowed: one; they differ in .*rung"),
     ],
 )
 def test_a_number_without_its_row_is_refused(name, sentence, tmp_path):

@@ -44,7 +44,7 @@ def tiles(found: Found) -> list[Tile]:
         shown.append(Tile(milliseconds(board["mean"]), meaning, "leaderboard"))
     if gained is not None:
         step = say(
-            "{name} with our attention kernels in place of plain attention{sdpa}",
+            "{name} with our attention kernels instead of plain attention{sdpa}",
             name=gained["name"],
             sdpa=say("; PyTorch’s SDPA gains {gain:times}", gain=gained["sdpa_gain"]),
         )

@@ -14,8 +14,8 @@ DECISIONS = {
     "stage": "one pipeline stage fewer",
     "block_outer": "half as many rows per program",
     "block_inner": "half as many rows per iteration",
-    "bf16x6": "each product as three TF32 products",
-    "matrix_units": "products on the fp32 units",
+    "bf16x6": "each matmul as three TF32 matmuls",
+    "matrix_units": "matmuls on the fp32 units",
 }
 """Each reverted decision as the table calls it."""
 PHASES = ("forward", "backward")
@@ -29,7 +29,7 @@ def ablation(table: DataFrame) -> Answer:
         return Answer("Design decisions", missing="Not measured: the kernels need a GPU.")
     costs = [
         say(
-            "In {name} the costliest reversal is _{costly}_: {gain:times} the time (median).",
+            "In {name} the largest slow-down is from _{costly}_: {gain:times} the time (median).",
             name=name,
             costly=DECISIONS.get(str(medians.idxmax())) if len(medians) else None,
             gain=medians.max(),
@@ -45,12 +45,12 @@ def ablation(table: DataFrame) -> Answer:
         more=say(*costs[1:]),
         evidence=Captioned(
             shown,
-            "The Triton kernels as they are, ms, and how many times as long they take with one decision reverted; "
-            f"causal, {', '.join(lengths)}. –: not a decision there. {legend(shown)}".strip(),
+            "Time of the Triton kernels in ms, and relative time with one decision reverted; causal, "
+            f"{', '.join(lengths)}. –: does not apply. {legend(shown)}".strip(),
         ),
         reason=say(
-            "Each is reverted alone, and the tiles that were chosen with it are kept: where they no longer suit, a "
-            "ratio is far larger than what the decision would cost in kernels tuned without it."
+            "Each decision is reverted alone, with the tiles that were chosen for it. If these tiles no longer "
+            "suit, the ratio is far larger than in kernels tuned without the decision."
         ),
     )
 
@@ -72,7 +72,7 @@ def ablation_table(rows: dict[str, DataFrame]) -> Table:
         return "–" if row is None else fixed_point(row["worth"], 2, f"×{mark(row)}")
 
     usual = (one(rows[name], without="nothing", metric=phase, d=d) for name, d, phase in columns)
-    body = [["as they are / ms", *(marked(row, 2) or "–" for row in usual)]]
+    body = [["unchanged / ms", *(marked(row, 2) or "–" for row in usual)]]
     for decision, title in DECISIONS.items():
         changed = (one(every[name], without=decision, metric=phase, d=d) for name, d, phase in columns)
         cells = list(map(gain, changed))

@@ -116,7 +116,7 @@ def device_time(cell: Series | None) -> str:
 def units(table: DataFrame) -> Typst:
     """Why fp32 compares two kinds of arithmetic."""
     return say(
-        "In fp32 the two run on different units: ours computes each product as six bf16 products on the tensor cores, "
-        "whose peak is {gain:times} that of the fp32 units, on which plain attention runs, since TF32 is off.",
+        "In fp32 the two run on different units. Ours computes each matmul as six bf16 matmuls on the tensor cores. "
+        "Plain attention runs on the fp32 units, since TF32 is off; the tensor cores' peak is {gain:times} theirs.",
         gain=gain_of_products(measured_gpu({"": table})),
     )

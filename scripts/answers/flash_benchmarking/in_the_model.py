@@ -100,6 +100,6 @@ def share_of_attention(profile: DataFrame) -> Typst:
     spent = launched.groupby("category")["ms"].sum()
     facts = Facts(attention=spent.get("attention"), all=spent.sum(), row=launched.iloc[0])
     return facts.say(
-        "With our attention, its kernels take {attention:ms} of the {all:ms} for which the device works in a step of "
-        "{row[label]} (context {row[context]}, {row[precision]}): no faster kernel could gain more."
+        "Our attention kernels take {attention:ms} of the device's {all:ms} in a step of {row[label]} (context "
+        "{row[context]}, {row[precision]}): faster kernels could gain no more than that."
     )

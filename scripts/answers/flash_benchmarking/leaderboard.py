@@ -60,9 +60,9 @@ def leaderboard(table: DataFrame, cells: DataFrame, ablations: DataFrame) -> Ans
             f"medians. {legend(shown)}".strip(),
         ),
         reason=facts.say(
-            "This time and the record follow the handout’s protocol, the mean over {rep} s of calls after {warmup} s "
-            "of warm-up with "
-            "gradients that accumulate. The table's other columns are medians of calls on an idle, cooled GPU.",
+            "This time and the record follow the handout’s protocol: the mean over {rep} s of calls after {warmup} "
+            "s of warm-up, with accumulating gradients. The table's other columns are medians of calls on an idle, "
+            "cooled GPU.",
             by_triton(rows, ablations),
             rep=HANDOUT_REP // 1000,
             warmup=HANDOUT_WARMUP // 1000,
@@ -136,8 +136,8 @@ def by_triton(rows: DataFrame, ablations: DataFrame) -> Typst:
     usual = select(ablations, without="nothing", d=REFERENCE_D, **shape)
     return say(
         "These kernels are in Gluon, Triton’s own lower-level language; the leaderboard asks for Triton. The plain "
-        "Triton kernels take {forward[median]:ms} forward and {backward[median]:ms} backward "
-        "from the gradients of a sum, timed apart.",
+        "Triton kernels take {forward[median]:ms} forward and {backward[median]:ms} backward (from the gradients of "
+        "a sum), timed separately.",
         forward=one(usual, metric="forward"),
         backward=one(usual, metric="backward_of_sum"),
     )

@@ -20,7 +20,7 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
     kinds = {kind: select(met, **wanted) for kind, wanted in KINDS.items()}
     kinds = {kind: rows for kind, rows in kinds.items() if strongest(rows, LIBRARIES)}
     if not kinds:
-        missing = "Not measured: the kernels that are compared need a GPU."
+        missing = "Not measured: the compared kernels need a GPU."
         return Answer("Against the libraries", missing=missing)
     main = next((kind for kind in ("Many heads, causal", "One head, causal") if kind in kinds), min(kinds))
     rival = str(strongest(kinds[main], LIBRARIES))
@@ -38,15 +38,16 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
             "flash_training",
             Captioned(
                 score_table(kinds, names),
-                "Both passes in bf16 against every other implementation, by kind of shape: at how many shapes ours is "
-                "faster / on par / slower, and the median of the other’s time over ours. Shapes at "
-                "which only a host-bound time is known are left out.",
+                "Both passes in bf16 against every other implementation, by kind of shape: the number of shapes at "
+                "which ours is faster / on par / slower, and the median of the other’s time divided by ours. Shapes "
+                "with only a host-bound time are left out.",
             ),
         ],
         reason=say(
             which_kernels(table),
-            "Short calls are replayed from a CUDA graph with a warm L2 cache, long ones called with a cold one: "
-            "all implementations alike at each shape. FlashAttention-3 is not on PyPI and was not measured.",
+            "Short calls are replayed from a CUDA graph with a warm L2 cache; long ones are called with a cold "
+            "cache. At each shape this is the same for all implementations. FlashAttention-3 is not on PyPI and was "
+            "not measured.",
         ),
     )
 
@@ -70,8 +71,8 @@ def which_kernels(table: DataFrame) -> Typst:
     told = select(with_kernels_for_hopper(table), metric="launches", implementation=OURS, precision="bf16")
     told = told[~own_rows(told) & ~told["compiled_call"]]
     return say(
-        "By the names of the launched kernels, ours is Gluon’s for Hopper in {ran} of {all} recorded bf16 cells, and "
-        "Triton’s in the others.",
+        "According to the launched kernels' names, ours ran the Gluon kernels for Hopper in {ran} of {all} recorded "
+        "bf16 cells, and the Triton kernels in the others.",
         ran=int(told["for_hopper"].sum()) or "none",
         all=len(told) or None,
     )

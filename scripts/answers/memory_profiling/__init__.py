@@ -57,19 +57,20 @@ def timelines(cell: DataFrame, context: int) -> Answer:
         asked=ASKED["timelines"],
         verdict=tell(
             still,
-            "Forward and backward are easily told apart; the optimizer allocates nothing and does not show.",
-            "Forward, backward and optimizer are easily told apart.",
+            "Forward and backward are easy to tell apart; the optimizer allocates nothing and is not visible.",
+            "Forward, backward and optimizer are easy to tell apart.",
         ),
         more=facts.say(
-            f"Saved activations climb to {{loss[{of.ACTIVATIONS}]:GiB}} until backward begins; they are then released "
-            f"layer by layer while the gradients grow to {{backward[{of.GRADIENTS}]:GiB}} (fp32, context {{context}})."
+            f"Saved activations grow to {{loss[{of.ACTIVATIONS}]:GiB}} until backward begins. They are then released "
+            f"layer by layer while the gradients grow to {{backward[{of.GRADIENTS}]:GiB}} (fp32, context "
+            f"{{context}})."
         ),
         evidence="memory_timelines",
         reason=facts.say(
             f"In @fig-memory_timelines the training step is {change} at the end of backward ({{backward[all]:GiB}}) "
-            f"than at its beginning ({{loss[all]:GiB}}): the gradients that replace the activations are {size}.",
+            f"than at its beginning ({{loss[all]:GiB}}): the gradients, which replace the activations, are {size}.",
             tell(still, "Fused AdamW updates in place.", ""),
-            "Under `no_grad` nothing is saved, so inference is flat but for temporaries.",
+            "Under `no_grad` nothing is saved, so inference is flat except for temporaries.",
         ),
     )
 
@@ -113,7 +114,7 @@ def peaks(table: DataFrame, plain: DataFrame) -> Answer:
                 },
                 text_columns=0,
             ),
-            "Peak memory with plain attention, of a single step; OOM: out of memory.",
+            "Peak memory of a single step with plain attention; OOM: out of memory.",
         ),
         reason=say(
             "In fp32 at context {late:listing} the peak is reached late in backward, when most gradients exist and few "
@@ -164,9 +165,9 @@ def autocast(plain: DataFrame, context: int) -> Answer:
         ),
         evidence="memory_at_peak",
         reason=say(
-            "By @fig-memory_at_peak weights, gradients and AdamW's moments stay in fp32, as do residual stream, norms "
-            "and softmax. The copies live until autocast's context ends, under `no_grad`, too; then the graph needs "
-            "them for the gradients of the layers' inputs."
+            "@fig-memory_at_peak shows that weights, gradients and AdamW's moments stay in fp32, as do the residual "
+            "stream, norms and softmax. The copies live until autocast's context ends, also under `no_grad`; in "
+            "training the graph needs them for the gradients of the layers' inputs."
         ),
     )
 
@@ -188,8 +189,8 @@ def residual(plain: DataFrame, context: int | None) -> Answer:
         more=facts.say("Batch × context × d_model × 4 bytes: {batch} × {context} × {d_model} × 4 / 2#super[20]."),
         reason=facts.say(
             "At other contexts: {others:listing}.",
-            "The forward pass makes {number} tensors of exactly this size; {added} of them are the stream itself, "
-            "two sums per block.",
+            "The forward pass makes {number} tensors of exactly this size; {added} of them are the stream itself "
+            "(two sums per block).",
             number=int(found["mean"].sum()) or None,
             added=int(select(found, operator="add")["mean"].sum()) or None,
         ),

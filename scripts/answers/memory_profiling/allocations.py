@@ -50,7 +50,7 @@ def largest(cell: DataFrame, context: int) -> Answer:
     facts = Facts(row=rows.iloc[0], operators=list(alike["operator"]), shown=min(SHOWN, len(rows)), kept=len(kept))
     return Answer(
         asked=ASKED["largest"],
-        verdict=facts.say("The largest take {row[mib]:MiB} each and are made at {row[place]} ({row[operator]})."),
+        verdict=facts.say("The largest take {row[mib]:MiB} each and come from {row[place]} ({row[operator]})."),
         more=facts.say("{groups} have that size: {operators:listing}.", groups=count(len(alike), "group")),
         evidence=Captioned(
             grid(rows.head(SHOWN), GROUPS, text_columns=3),
@@ -59,8 +59,8 @@ def largest(cell: DataFrame, context: int) -> Answer:
         ),
         reason=facts.say(
             "The stack traces of the {shown} largest groups point to {places:listing}. Of {groups}, {kept} are kept "
-            "for the backward pass ({size:GiB}); the others are released within a block. In the backward pass "
-            "autograd's own threads allocate, in which no Python runs, so there are no traces.",
+            "for the backward pass ({size:GiB}); the others are released within a block. In the backward pass, "
+            "autograd's own threads allocate; they run no Python, so there are no traces.",
             places=list(dict.fromkeys(rows["place"][:SHOWN])),
             groups=count(len(rows), "group"),
             size=float((kept["n"] * kept["mean"]).sum()) / GIB,

@@ -41,15 +41,15 @@ def block(table: DataFrame) -> dict[str, Answer]:
             more=facts.say("Plain attention saves {more:times} as much as FlashAttention."),
             evidence=Captioned(
                 contributors(table, longest),
-                f"The largest contributors to what one block saves for backward in each cell, context {context}.",
+                f"The largest tensors that one block saves for backward in each cell, context {context}.",
             ),
             reason=say(
                 "Attention's weights grow with the square of the context. FlashAttention saves one number per row "
                 "of scores instead.",
-                "Under autocast a block with plain attention saves {ratio:times} what it saves in fp32: the "
-                "softmax keeps its result in fp32, the product its copy in bf16.",
-                "Autocast casts the normalized input again for each linear layer that uses it: query, key and "
-                "value keep a copy each, and so do gate and up."
+                "Under autocast a block with plain attention saves {ratio:times} as much as in fp32: the softmax "
+                "keeps its result in fp32, and the matmul keeps its bf16 copy.",
+                "Autocast casts the normalized input separately for each linear layer: query, key, value, gate and "
+                "up each keep a copy."
                 if low
                 else "",
                 ratio=ratio(low, plain) if low and plain and low > plain else None,
@@ -59,7 +59,7 @@ def block(table: DataFrame) -> dict[str, Answer]:
             asked=asked[1],
             verdict=facts.say(
                 "A block's backward pass makes {full[gradients]:MiB} of gradients at context {context}"
-                + tell(bool(exact.all()), ", exactly as expected.", ", not all as expected.")
+                + tell(bool(exact.all()), ", exactly as expected.", ", partly not as expected.")
             ),
             more=facts.say("{full[weights]:MiB} for the weights, {full[input]:MiB} for the block's input."),
             reason=facts.say(

@@ -79,11 +79,11 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
     return Answer(
         asked=ASKED["longest"].replace("kernel", unit),
         verdict=facts.say("A matmul takes the most time in the forward pass at {hits:listing}."),
-        more=facts.say(quoted_kernel(close), "With the backward pass it is the same one in {same} of {cells}."),
+        more=facts.say(quoted_kernel(close), "Including the backward pass, it is the same one in {same} of {cells}."),
         details=Captioned(
             grid(rows, {"": {"size": "{label}", "precision": "{precision}"}} | columns, text_columns=3),
-            f"The {unit} that takes the most time: its calls in a step and its share of all {unit}s' time. Of matmuls, "
-            "kind, layout of the operands and tile.",
+            f"The {unit} that takes the most time: its calls in a step and its share of all {unit}s' time. For "
+            "matmuls: kind, operand layout and tile.",
         ),
     )
 
@@ -146,11 +146,11 @@ def limits(close: DataFrame, table: DataFrame) -> Typst:
         rates = [each.flops / gpu.flops(precision) for each in fast if gpu]
         sentences.append(
             say(
-                "In {precision} (@fig-roofline) memory bounds whatever does fewer than {ridge:sig} FLOPs per byte: "
-                "{slow:listing} move their bytes at {moved:span percent} of the peak bandwidth"
+                "In {precision} (@fig-roofline), operations with fewer than {ridge:sig} FLOPs per byte are "
+                "memory-bound: {slow:listing} move their bytes at {moved:span percent} of the peak bandwidth"
                 + (", partly from L2." if max(moved, default=0.0) > COPIED else "."),
-                "Compute bounds the rest: {fast:listing} reach {rates:span percent} of the peak rate.",
-                "FlashAttention reaches {ours:percent} of it, with its exponentials not counted.",
+                "The rest is compute-bound: {fast:listing} reach {rates:span percent} of the peak rate.",
+                "FlashAttention reaches {ours:percent} of it, not counting exponentials.",
                 precision=precision,
                 ours=ours.flops / gpu.flops(precision) if ours and gpu else None,
                 ridge=ridge,
@@ -204,8 +204,8 @@ def softmax(here: DataFrame, close: DataFrame) -> Answer:
         evidence=Captioned(
             grid(found.assign(ratio=found["time"] / found["flops"]), SOFTMAX, text_columns=2),
             f"Attention in the forward pass of inference, context {here['context'].iloc[0]}: the softmax alone, "
-            f"everything in its range, and the two "
-            "matmuls. FLOPs: 5 per score against 4 d for heads of width d.",
+            "everything in its range, and the two matmuls. FLOPs: 5 per score for the softmax, 4 d for the matmuls, "
+            "with heads of width d.",
         ),
         reason=softmax_reason(close),
         missing="Not measured: attention's ranges were not profiled.",
@@ -219,14 +219,13 @@ def softmax_reason(close: DataFrame) -> Typst:
     low, full = (found.get((name, "attention matmuls")) for name in ("bf16", "fp32"))
     alone = found.get(("bf16", "softmax"))
     if gpu is None or low is None or full is None or alone is None:
-        return say("It reads and writes every score for five operations, so memory likely limits it.")
+        return say("It reads and writes every score for only five operations, so it is likely memory-bound.")
     facts = Facts(full=full, low=low, alone=alone, gpu=gpu)
     return facts.say(
-        "The softmax reads and writes every score in fp32 for five operations, at "
-        "{alone.bandwidth / gpu.bandwidth:percent} of the memory's bandwidth: memory limits it, so the precision "
-        "changes nothing.",
+        "The softmax reads and writes every score in fp32 for only five operations, at "
+        "{alone.bandwidth / gpu.bandwidth:percent} of the memory bandwidth: it is memory-bound, so the precision "
+        "makes no difference.",
         "The matmuls reach {full.flops / gpu.fp32:percent} of the peak rate in fp32. In bf16 they are "
-        "{full.seconds / low.seconds:times} as fast, and limited by memory, too "
-        "({low.bandwidth / gpu.bandwidth:percent} of the bandwidth): with heads this narrow they do only "
-        "{low.work.intensity:sig} FLOPs per byte that they move.",
+        "{full.seconds / low.seconds:times} as fast and also memory-bound ({low.bandwidth / gpu.bandwidth:percent} "
+        "of the bandwidth): with heads this narrow they do only {low.work.intensity:sig} FLOPs per byte.",
     )
