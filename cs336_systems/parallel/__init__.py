@@ -1,4 +1,4 @@
-"""Data-parallel wrappers and sharded optimizers; names load on first use, as closed forms need no PyTorch."""
+"""Data-parallel wrappers and sharded optimizers; names load on first use, since closed forms need no PyTorch."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,7 @@ __all__ = list(MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, from the module that defines it (PEP 562)."""
+    """Return a public name from the module that defines it (PEP 562)."""
     if name not in MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{MODULE_OF[name]}"), name)

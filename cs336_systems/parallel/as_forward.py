@@ -1,4 +1,4 @@
-"""Functions that run in place of a module's forward method, so that the module's hooks run around them."""
+"""Functions that replace a module's forward method for one call, so that the module's hooks run around them."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -9,9 +9,9 @@ from torch import nn
 
 @contextlib.contextmanager
 def as_forward(module: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
-    """Let calls of a module run a function in place of its forward method.
+    """Let calls of a module run a function instead of its forward method.
 
-    Hooks of the module, such as those that gather sharded weights, act as in any other call.
+    The module's hooks, such as those that gather sharded weights, run as in any other call.
     """
     own = module.__dict__.get("forward")
     module.forward = function

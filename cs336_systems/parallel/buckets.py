@@ -14,10 +14,10 @@ class Bucket:
     """The gradients of some parameters of one dtype, as one tensor."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]):
-        """Make a bucket for the gradients of `parameters`; the gradient of a lone parameter stays where it is."""
+        """Make a bucket for the gradients of `parameters`; a single parameter's gradient stays where it is."""
         self.parameters = parameters
         self.awaited = len(parameters)  # gradients still to come in this step
-        self.started = False  # whether they have set out in this step
+        self.started = False  # whether their communication has started in this step
 
     @cached_property
     def _flat(self) -> Tensor:
@@ -30,12 +30,12 @@ class Bucket:
         return views_like(self._flat, self.parameters)
 
     def gather(self) -> Tensor:
-        """Copy the gradients into one tensor, of which they are views from then on; each parameter must have one."""
+        """Copy the gradients into one tensor and make them views of it; each parameter must have a gradient."""
         gradients = [gradient for parameter in self.parameters if (gradient := parameter.grad) is not None]
         assert len(gradients) == len(self.parameters), "a parameter without a gradient"
         if len(gradients) == 1:
             return gradients[0]
-        # Where zero_grad keeps gradients, they are views already, and the backward pass has added to them in place.
+        # If zero_grad keeps gradients, they are views already, and the backward pass has added to them in place.
         outside = [
             i for i, (gradient, view) in enumerate(zip(gradients, self._views, strict=True)) if gradient is not view
         ]
@@ -54,7 +54,7 @@ def fill_buckets(parameters: Sequence[nn.Parameter], max_bytes: float) -> list[B
 def group_tensors(tensors: Iterable[Tensor], max_bytes: float) -> list[list[int]]:
     """Tensors, by their indices, in groups of one dtype and of at most `max_bytes` each; a larger one is alone.
 
-    Consecutive tensors share a group as far as they can. Groups are in the order of their last members.
+    Consecutive tensors share a group if possible. Groups are in the order of their last members.
     """
     groups: list[list[int]] = []
     open_groups: dict[torch.dtype, tuple[list[int], int]] = {}  # the last group of each dtype, and its bytes
@@ -69,16 +69,16 @@ def group_tensors(tensors: Iterable[Tensor], max_bytes: float) -> list[list[int]
 
 
 def views_like(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Consecutive parts of a one-dimensional tensor, each in the shape and strides of one of `tensors`."""
+    """Consecutive parts of a one-dimensional tensor, each with the shape and strides of one of `tensors`."""
     sizes = [tensor.numel() for tensor in tensors]
     begins = itertools.accumulate(sizes, initial=0)
     return [dense_view(flat, begin, tensor) for begin, tensor in zip(begins, tensors, strict=False)]
 
 
 def dense_view(flat: Tensor, begin: int, like: Tensor) -> Tensor:
-    """Part of a one-dimensional tensor, in the shape and, as far as they leave no gaps, the strides of another.
+    """Part of a one-dimensional tensor, in the shape and (if they leave no gaps) the strides of another tensor.
 
-    Fused optimizers go through a parameter, its gradient and its state in the order in which they lie in memory.
+    Fused optimizers process a parameter, its gradient and its state in memory order.
     """
     strides = torch.empty_like(like, device="meta").stride()
     return flat.as_strided(like.shape, strides, flat.storage_offset() + begin)

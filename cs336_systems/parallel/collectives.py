@@ -1,4 +1,4 @@
-"""Collectives of one tensor, under their names in PyTorch 2.13; earlier versions have other names."""
+"""Single-tensor collectives under their names in PyTorch 2.13; earlier versions have other names."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,10 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.red
 
 
 def averaging(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> dist.ReduceOp.RedOpType:
-    """Return the operation that makes tensors the means over the ranks of `group`, and prepare the tensors for it.
+    """Return the operation that averages tensors over the ranks of `group`, and prepare the tensors for it.
 
-    NCCL divides before it adds. Gloo adds first, and the sum of fp16 numbers overflows where their mean does not: where
-    there is fp16, all tensors are divided here, since a coalesced call has one operation.
+    NCCL divides before it adds. Gloo adds first, and a sum of fp16 numbers can overflow although their mean does not.
+    So if any tensor is fp16, all tensors are divided here, since a coalesced call has only one operation.
     """
     if all(tensor.dtype != torch.float16 for tensor in tensors) or dist.get_backend(group) == "nccl":
         return dist.ReduceOp.AVG
@@ -24,13 +24,13 @@ def averaging(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> dis
 
 
 def absent_everywhere(absent: list[int], ones: Tensor, group: dist.ProcessGroup | None) -> list[int]:
-    """Which of the gradients that this rank lacks no rank has. All ranks call it.
+    """Find which of the gradients that this rank lacks are absent on every rank. All ranks call it.
 
-    The host waits for the answer only where a gradient is absent.
+    The host waits for the answer only if a gradient is absent.
 
     Args:
-        absent: the gradients that this rank lacks.
-        ones: as many ones as there are gradients, uint8 [gradients]: the maximum over ranks leaves them unchanged.
+        absent: the gradients that this rank lacks. ones: one uint8 one per gradient, [gradients]: the maximum over
+            ranks leaves them unchanged.
         group: the ranks; None: all.
     """
     present = ones

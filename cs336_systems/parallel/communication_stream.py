@@ -14,7 +14,7 @@ class Waitable(Protocol):
     """The handle of an asynchronous collective."""
 
     def wait(self) -> object:
-        """Return once the result can be used."""
+        """Return as soon as the result can be used."""
 
 
 Send = Callable[[bool], Waitable | None]
@@ -26,7 +26,7 @@ class Transfer:
 
     def __init__(self, wait: Callable[[], None], reads: Sequence[Tensor]):
         self._wait: Callable[[], None] | None = wait
-        self._reads = reads  # Memory that no stream but the communication stream may reuse too early.
+        self._reads = reads  # Memory that only the communication stream may reuse early.
 
     def wait(self) -> None:
         """Wait for the result, the first time: on a GPU the current stream waits, not the host."""
@@ -36,31 +36,30 @@ class Transfer:
 
 
 class CommunicationStream:
-    """A communication stream: on a GPU a CUDA stream of its own, on a CPU the backend's threads.
+    """A communication stream: on a GPU a separate CUDA stream, on a CPU the backend's threads.
 
-    Each collective starts after all work that the current stream was given before. So the host can free memory that
-    this stream allocates as soon as the last kernel that reads it is launched: the stream reuses it only afterwards.
+    Each collective starts after all work already queued on the current stream. So the host can free memory allocated on
+    this stream as soon as the last kernel that reads it is launched: the stream reuses it only afterwards.
     """
 
     def __init__(self, device: torch.device):
         self.device = device
-        # Of high priority: its kernels are short, and the next layer waits for them.
+        # High priority: its kernels are short, and the next layer waits for them.
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
     def start(self, send: Send, then: Callable[[], None] = lambda: None, reads: Sequence[Tensor] = ()) -> Transfer:
         """Start collectives. All ranks start them in the same order.
 
         Args:
-            send: starts the collectives. It may allocate their outputs.
-            then: called on their result.
-            reads: inputs in the memory of other streams that nothing else keeps alive until `wait`.
+            send: starts the collectives. It may allocate their outputs. then: called on their result. reads: inputs
+                allocated on other streams that nothing else keeps alive until `wait`.
         """
         if self._stream is None:
             work = send(True)
             return Transfer(partial(finish_on_host, work, then), reads)
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
-            send(False)  # without a stream of the backend's own in between
+            send(False)  # without an intermediate stream of the backend
             then()
             done = self._stream.record_event()
         return Transfer(lambda: torch.cuda.current_stream(done.device).wait_event(done), reads)

@@ -9,7 +9,7 @@ from torch import Tensor
 from cs336_systems.parallel.buckets import MB, group_tensors, views_like
 
 MESSAGE_BYTES = 100 * MB
-"""The most that one message holds: an upper bound of the device memory that consolidation needs."""
+"""Maximum size of one message, an upper bound of the device memory that consolidation needs."""
 
 State = dict[str, Any]
 
@@ -20,10 +20,9 @@ def consolidate(
     """Gather all ranks' states; every rank calls this.
 
     Args:
-        mine: the states of this rank's parameters, by the parameters' numbers.
-        device: where the ranks communicate. Tensors there are broadcast; all else, such as a step counter on the host,
-            is pickled.
-        keep: whether this rank wants the states; others need no memory for them, and get nothing.
+        mine: the states of this rank's parameters, by the parameters' numbers. device: where the ranks communicate.
+            Tensors there are broadcast; everything else, such as a step counter on the host, is pickled.
+        keep: whether this rank needs the states; other ranks get nothing and need no memory.
         group: the ranks; None: all.
     """
     everyones: list[dict[int, State]] = [{}] * dist.get_world_size(group)

@@ -5,9 +5,9 @@
     model.finish_gradient_synchronization()
     optimizer.step()
 
-The loss is a mean over the rank's examples, of which all ranks have the same number, so that the mean of the ranks'
-gradients is that of the whole batch. To save the model, save the `state_dict` of `model.module`, which any bare model
-loads; that of the wrapper has `module.` before each name, as PyTorch's has.
+The loss is a mean over the rank's examples. All ranks have the same number of examples, so the mean of the ranks'
+gradients is the gradient of the whole batch. To save the model, save the `state_dict` of `model.module`, which any bare
+model loads; the wrapper's own `state_dict` has `module.` before each name, like PyTorch's.
 """
 
 import copy
@@ -32,14 +32,14 @@ from cs336_systems.parallel.wrapped_module import WrappedModule
 class DataParallel(WrappedModule, ABC):
     """Base class of the wrappers: rank 0's model on every rank, and the rules of a step.
 
-    After `finish_gradient_synchronization()` each gradient is its mean over the ranks, with the same bits on all of
-    them. Where only some ranks have a gradient, the others count as zeros; where none has, it remains None.
+    After `finish_gradient_synchronization()` each gradient is its mean over the ranks, bitwise identical on all of
+    them. If only some ranks have a gradient, the others count as zeros; if none has one, it remains None.
 
     Buffers are broadcast once, at wrapping; later writes of a forward pass stay on their rank.
 
     Set `requires_grad`, dtype and device before wrapping. A parameter may be frozen afterwards, and trained again; one
-    that was frozen when it was wrapped stays so. Gradients are dense: a layer with sparse ones is refused. A deep copy
-    trains in the same process group.
+    that was frozen when wrapped stays frozen. Layers with sparse gradients are refused. A deep copy trains in the same
+    process group.
     """
 
     def __init__(self, module: nn.Module, *, process_group: dist.ProcessGroup | None = None):
@@ -50,15 +50,15 @@ class DataParallel(WrappedModule, ABC):
             process_group: the ranks that share a batch; None: all. Rank 0 is its first.
 
         Raises:
-            ValueError: the ranks' modules differ, nothing in them is to be trained, a layer has sparse gradients, a
-                tensor is on the meta device, gradients are used up in the backward pass, or this process is not in the
-                group.
+            ValueError: the ranks' modules differ, none of their parameters requires a gradient, a layer has sparse
+                gradients, a tensor is on the meta device, gradients are used up in the backward pass, or this process
+                is not in the group.
         """
         super().__init__(module)
         check_not_used_up(module.parameters(), type(self).__name__)
         self.process_group = process_group
         replicate(module, process_group)
-        # The backward pass makes gradients in about this order.
+        # The backward pass computes gradients in roughly this order.
         trainable = [named for named in reversed(list(module.named_parameters())) if named[1].requires_grad]
         if not trainable:
             raise ValueError("the module has no parameter that requires a gradient: there is nothing to synchronize")
@@ -66,7 +66,7 @@ class DataParallel(WrappedModule, ABC):
         self._trainable = [parameter for _, parameter in trainable]
         self._frozen = [named for named in module.named_parameters() if not named[1].requires_grad]
         self._kind = kind_of(self._trainable[0])
-        self._arrived: set[int] = set()  # whose gradients this step's backward pass has made
+        self._arrived: set[int] = set()  # whose gradients this step's backward pass has computed
         self._all_used = torch.ones(len(trainable), dtype=torch.uint8, device=self._trainable[0].device)
         self._register_hooks()
 
@@ -84,7 +84,7 @@ class DataParallel(WrappedModule, ABC):
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        copied._register_hooks()  # PyTorch copies parameters without theirs.
+        copied._register_hooks()  # PyTorch copies parameters without their hooks.
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -105,7 +105,7 @@ class DataParallel(WrappedModule, ABC):
         """Raise if the step that begins would compute wrong gradients."""
         if self._arrived:
             raise RuntimeError("finish_gradient_synchronization() was not called after the last backward pass")
-        # What `module.to()` makes of one parameter, it makes of all.
+        # `module.to()` changes all parameters alike.
         if (kind := kind_of(self._trainable[0])) != self._kind:
             raise RuntimeError(f"{self._names[0]} was {self._kind} when it was wrapped, and is {kind}: wrap it again")
         for name, parameter in self._frozen:
@@ -137,18 +137,18 @@ class DataParallel(WrappedModule, ABC):
         """Handle a complete gradient of the parameter `index`: wrappers that overlap communication start it here."""
 
     def _is_on_its_way(self, index: int) -> bool:
-        """Whether the gradient of the parameter `index` is being communicated, wherever `grad` points to by now."""
+        """Whether the gradient of the parameter `index` is being communicated, even if `grad` was replaced."""
         return False
 
     @abstractmethod
     def _average_gradients(self) -> None:
-        """Replace all gradients, which are complete now, by their means."""
+        """Replace all gradients, which are now complete, by their means."""
 
 
 class NaiveDataParallel(DataParallel):
     """One all-reduce per parameter, after the backward pass.
 
-    Every all-reduce pays its launch latency, and the GPUs idle while gradients are in flight.
+    Every all-reduce has its own launch latency, and the GPUs idle while gradients are in flight.
     """
 
     @property
@@ -165,8 +165,8 @@ class NaiveDataParallel(DataParallel):
 class FlatDataParallel(DataParallel):
     """All gradients of a dtype in one all-reduce, after the backward pass.
 
-    Improves on naive: the launch latency is paid once, and one long message uses the links' whole bandwidth. The price
-    is a copy of all gradients, and the GPUs still idle.
+    Improves on naive: there is one launch latency, and one long message uses the links' full bandwidth. The price is a
+    copy of all gradients, and the GPUs still idle.
     """
 
     def __init__(self, module: nn.Module, *, process_group: dist.ProcessGroup | None = None):
@@ -184,13 +184,13 @@ class FlatDataParallel(DataParallel):
 
 
 class OverlappedDataParallel(DataParallel):
-    """One all-reduce per parameter, started as soon as the backward pass has made its gradient.
+    """One all-reduce per parameter, started as soon as its gradient is ready.
 
-    Improves on flat: communication overlaps with the backward pass of earlier layers. The price is naive's launch
-    latency per parameter.
+    Improves on flat: communication overlaps with the backward pass of earlier layers. The price is a launch latency per
+    parameter, as in naive.
 
-    All ranks must start the same all-reduces in the same order, even if they do not use the same parameters. So the
-    order is fixed, from the last parameter to the first. All gradients behind one that never arrives are averaged in
+    All ranks must start the same all-reduces in the same order, even if they use different parameters. So the order is
+    fixed, from the last parameter to the first. If a gradient never arrives, all later ones are averaged in
     `finish_gradient_synchronization()`.
     """
 
@@ -205,7 +205,7 @@ class OverlappedDataParallel(DataParallel):
 
     def _plan(self, buckets: Sequence[Bucket]) -> None:
         self._buckets = buckets
-        # Those that have not set out in this step. It costs the host microseconds to set an attribute of a module.
+        # Buckets not started in this step. Setting an attribute of a module costs the host microseconds.
         self._next = deque(buckets)
         self._running: list[dist.Work] = []
         bucket_of = {parameter: bucket for bucket in buckets for parameter in bucket.parameters}
@@ -230,7 +230,7 @@ class OverlappedDataParallel(DataParallel):
         self._running.append(self._start(bucket))
 
     def _start(self, bucket: Bucket) -> dist.Work:
-        """Start to average the gradients of a bucket, all of which are complete."""
+        """Start to average the gradients of a complete bucket."""
         return average(bucket.gather(), self.process_group)
 
     def _average_gradients(self) -> None:
@@ -254,10 +254,10 @@ class OverlappedDataParallel(DataParallel):
 
 
 class BucketedDataParallel(OverlappedDataParallel):
-    """One all-reduce per bucket of gradients, started as soon as the backward pass has made all of them.
+    """One all-reduce per bucket of gradients, started as soon as all of them are ready.
 
-    Improves on overlapped: the launch latency is paid once per bucket. Large buckets are few, but start late, and
-    nothing hides the last one; small buckets pay more latency.
+    Improves on overlapped: there is one launch latency per bucket. Large buckets are few, but start late, and nothing
+    hides the last one; small buckets have more latency.
     """
 
     def __init__(
@@ -266,9 +266,9 @@ class BucketedDataParallel(OverlappedDataParallel):
         """Wrap a module, as `DataParallel` does.
 
         Args:
-            module: the module to train.
-            bucket_size_mb: the most that a bucket holds, in 10^6 bytes; a larger parameter has a bucket of its own.
-                Buckets hold gradients of one dtype. They are filled from the last parameter to the first.
+            module: the module to train. bucket_size_mb: maximum size of a bucket, in 10^6 bytes; a larger parameter has
+                its own bucket. Each bucket has gradients of one dtype. Buckets are filled from the last parameter to
+                the first.
             process_group: as in `DataParallel`.
 
         Raises:
@@ -294,9 +294,9 @@ def in_memory_order(tensor: Tensor) -> Tensor:
 
 
 def arrival_hook(this: "weakref.ref[DataParallel]", index: int) -> Callable[[Tensor], None]:
-    """Make a hook that tells the wrapper that the backward pass has completed a parameter's gradient."""
+    """Make a hook that notifies the wrapper when a parameter's gradient is complete."""
 
-    def hook(parameter: Tensor) -> None:  # One call only: it runs for each parameter in each step.
+    def hook(parameter: Tensor) -> None:  # A single call, since it runs for each parameter in each step.
         wrapper = this()
         if wrapper is None or wrapper._accumulating:
             return

@@ -1,4 +1,4 @@
-"""DTensor parameters of a sharded model, so that clipping, scaling and checkpoints are PyTorch's own."""
+"""DTensor parameters of a sharded model, so that PyTorch's clipping, scaling and checkpoints work."""
 
 from typing import Any
 
@@ -9,18 +9,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
 Place = tuple[nn.Module, str]
-"""A module, and the name under which it has a parameter."""
+"""A module, and the name of one of its parameters."""
 
 
 def outside_parameter(local: Tensor, placement: Placement, mesh: DeviceMesh, like: nn.Parameter) -> nn.Parameter:
-    """A DTensor parameter of the shape of `like`, over the ranks of a mesh, in the memory of its local part."""
+    """A DTensor parameter with the shape of `like` over the ranks of a mesh, in the memory of its local part."""
     stride = torch.empty(like.shape, device="meta").stride() if local.is_contiguous() else like.stride()
     distributed = DTensor.from_local(local, mesh, [placement], run_check=False, shape=like.shape, stride=stride)
     return nn.Parameter(distributed, like.requires_grad)
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor; as `to_local`, but outside of autograd and ten times as fast."""
+    """This rank's part of a DTensor; like `to_local`, but outside autograd and ten times as fast."""
     part: Tensor = tensor._local_tensor  # type: ignore[attr-defined]
     return part
 
@@ -34,14 +34,14 @@ def own_part(tensor: Tensor) -> Tensor:
 
 
 def same_sharding(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape are divided alike over the same ranks, or neither is divided."""
+    """Whether two tensors of the same shape have the same sharding over the same ranks, or neither is sharded."""
     if isinstance(a, DTensor) and isinstance(b, DTensor):
         return a.placements == b.placements and a.device_mesh == b.device_mesh
     return isinstance(a, DTensor) == isinstance(b, DTensor)
 
 
 def divided_like(tensor: Tensor, part: Tensor) -> Tensor:
-    """A tensor divided as `tensor` is, with `part` as this rank's part; `part` itself if it is not divided."""
+    """A tensor sharded like `tensor`, with `part` as this rank's part; `part` itself if `tensor` is not sharded."""
     if not isinstance(tensor, DTensor):
         return part
     shape, stride = tensor.shape, tensor.stride()
@@ -49,7 +49,7 @@ def divided_like(tensor: Tensor, part: Tensor) -> Tensor:
 
 
 def give_gradient(parameter: nn.Parameter, local: Tensor) -> None:
-    """Add to a DTensor parameter's gradient, and run its hooks, as autograd does for the local part only."""
+    """Add to a DTensor parameter's gradient, and run its hooks, as autograd does only for the local part."""
     gradient = DTensor(local, parameter._spec, requires_grad=False)  # type: ignore[attr-defined]
     parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
     hooks: dict[int, Any] = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
@@ -89,7 +89,7 @@ def check_in_place(name: str, found: Tensor | None, wrapped: nn.Parameter) -> No
 
 
 def scale_by_all_ranks() -> None:
-    """Make `torch.amp.GradScaler` see overflows of all ranks where only some gradients are sharded.
+    """Make `torch.amp.GradScaler` see overflows of all ranks if only some gradients are sharded.
 
     PyTorch exchanges overflows between ranks only if the first of the gradients is sharded: put a sharded one first.
     """

@@ -8,26 +8,26 @@
 
 This is ZeRO stage 3 (Rajbhandari et al. 2020) with the interface of `data_parallel`. Weights are gathered before a
 layer uses them, freed after it, and re-gathered for its backward pass. From the second pass on, gathering overlaps with
-the layers before. The loss is a mean over the rank's examples, of which all ranks have the same number.
+the layers before. The loss is a mean over the rank's examples; all ranks have the same number of examples.
 
-Parameters are DTensors, as those of PyTorch's `fully_shard` are. So optimizers, `torch.nn.utils.clip_grad_norm_`,
+Parameters are DTensors, as with PyTorch's `fully_shard`. So optimizers, `torch.nn.utils.clip_grad_norm_`,
 `torch.amp.GradScaler` (for a `compute_dtype` of float16: all ranks skip a step in which one of them overflows), state
-dicts and torch.distributed.checkpoint do what they do there:
+dicts and torch.distributed.checkpoint work in the same way:
 
-- an optimizer that computes with whole matrices, such as Muon, gets them; one that PyTorch has no rules for raises
-  PyTorch's error (Adafactor, LBFGS over rows that the ranks cannot share evenly, `fused=True` with SGD);
+- an optimizer that computes with whole matrices, such as Muon, gets them; an optimizer without sharding rules in
+  PyTorch raises PyTorch's error (Adafactor, LBFGS over rows that the ranks cannot share evenly, `fused=True` with SGD);
 - your own optimizer may compute elementwise on `p.data` and `p.grad`;
-- a weight that is read outside its layer's call, as in `h @ embedding.weight.T`, raises PyTorch's error that tensors
-  and DTensors are mixed; tie the weight of a Linear instead;
+- reading a weight outside its layer's call, as in `h @ embedding.weight.T`, raises PyTorch's error about mixed tensors
+  and DTensors; tie the weight of a Linear instead;
 - a penalty on the weights needs its own backward pass, `penalty(model.parameters()).backward()`: its sum with a loss
-  mixes tensors and DTensors as well;
+  also mixes tensors and DTensors;
 - change a parameter in place, under `torch.no_grad()` or by `load_state_dict`: `p.data = ...` has no effect.
 
-Without a compute_dtype, two ranks train to the bit as `data_parallel` does, and as one process that averages the
-gradients of both halves of the batch: a sum of two numbers is rounded once, and halving is exact.
-One process on the whole batch adds up the same terms in another order: a gradient is off by at most n·u times the sum
-of the magnitudes of its n terms, one per token, with u = 2^-24 in fp32 (Higham 2002, section 4.2). More than two ranks
-add up their gradients in an order that the backend chooses, within the same bound.
+Without a compute_dtype, two ranks train bit for bit like `data_parallel`, and like one process that averages the
+gradients of both halves of the batch: a sum of two numbers is rounded once, and halving is exact. One process on the
+whole batch adds the same terms in another order: a gradient is off by at most n·u times the sum of the magnitudes of
+its n terms, one per token, with u = 2^-24 in fp32 (Higham 2002, section 4.2). More than two ranks add their gradients
+in an order chosen by the backend, within the same bound.
 """
 
 import itertools
@@ -68,14 +68,14 @@ class FullyShardedDataParallel(WrappedModule):
     Linear and Embedding are sharded by rows, all others are replicated, with averaged gradients. `requires_grad` may be
     set at any time between a backward pass and the next forward pass.
 
-    All ranks have to use the same layers in the same order, and take part in the same backward passes, or they wait for
-    each other forever. A replicated parameter may be used by some ranks only. Call the wrapper or the wrapped module,
-    not a part of it. The module's class may name other methods that compute in `forward_methods`; call them on the
-    wrapper. Hooks of `register_post_accumulate_grad_hook` run when `finish_gradient_synchronization` has set
-    the gradient.
+    All ranks have to use the same layers in the same order and take part in the same backward passes; otherwise they
+    wait for each other forever. A replicated parameter may be used by only some ranks. Call the wrapper or the wrapped
+    module, not a part of it. The module's class may name other methods that compute in `forward_methods`; call them on
+    the wrapper. Hooks of `register_post_accumulate_grad_hook` run when `finish_gradient_synchronization` has set the
+    gradient.
 
-    The wrapper can be neither copied nor pickled, cast nor moved, and its parameters cannot be replaced; each attempt
-    raises an error. `load_state_dict(assign=True)` copies. Save its `state_dict`, or a `TrainingState`.
+    The wrapper cannot be copied, pickled, cast or moved, and its parameters cannot be replaced; each attempt raises an
+    error. `load_state_dict(assign=True)` copies. Save its `state_dict`, or a `TrainingState`.
     """
 
     def __init__(
@@ -87,27 +87,28 @@ class FullyShardedDataParallel(WrappedModule):
         symmetric_memory: bool = False,
         process_group: dist.ProcessGroup | None = None,
     ):
-        """Shard a module that all ranks have built alike, with rank 0's parameters and buffers.
+        """Shard a module that all ranks have built identically, with rank 0's parameters and buffers.
 
         Args:
-            module: the module to train. Compile its blocks before, as `compile_blocks` of cs336_systems.training does.
+            module: the module to train. Compile its blocks before wrapping, for example with `compile_blocks` of
+                cs336_systems.training.
             compute_dtype: dtype in which weights and gradients are sent and layers compute: their weights, biases and
                 floating-point inputs are cast. Shards and their gradients keep the parameters' dtype. None: no cast.
-            together: classes of modules, such as the Transformer's block, whose layers' weights are gathered in one
-                call, and reduced in one: fewer calls, more memory. By default each layer is its own unit. A compiled
-                module always is one unit.
+            together: classes of modules, such as the Transformer's block. One call gathers the weights of all layers of
+                such a module, and one call reduces their gradients: fewer calls, more memory. By default each layer is
+                its own unit. A compiled module is always one unit.
             symmetric_memory: whether the GPUs' copy engines gather the weights, so that no all-gather takes SMs from
-                the layers that it overlaps with. The ranks are on one machine. Each keeps a copy of its rows in the
-                compute dtype, where the others read them. Weights may not change between a forward pass and its
-                backward pass.
+                the layers that it overlaps with. The ranks must be on one machine. Each keeps a copy of its rows in the
+                compute dtype, which the others read. Weights may not change between a forward pass and its backward
+                pass.
             process_group: the ranks; None: all.
 
         Raises:
-            ValueError: the ranks' modules differ, nothing is to be trained, the compute_dtype is not floating-point or
-                conflicts with a part that keeps its own dtype, an embedding has sparse gradients or renormalizes
-                itself, parameters are on the meta device or share memory, the module itself was compiled in place or
-                is sharded already, or gradients are used up in the backward pass.
-            RuntimeError: symmetric_memory is asked for, and the ranks cannot reach each other's memory.
+            ValueError: the ranks' modules differ, no parameter requires a gradient, the compute_dtype is not
+                floating-point or conflicts with a part that keeps its own dtype, an embedding has sparse gradients or
+                renormalizes itself, parameters are on the meta device or share memory, the module itself was compiled
+                in place or is sharded already, or gradients are used up in the backward pass.
+            RuntimeError: symmetric_memory is set, but the ranks cannot reach each other's memory.
         """
         super().__init__(module)
         check(module, compute_dtype)
@@ -132,7 +133,7 @@ class FullyShardedDataParallel(WrappedModule):
         self._timeline = self._training
         self._reductions: deque[Transfer] = deque()
         self._in_backward = False
-        # Hooks hold no reference to the wrapper, as in data_parallel. They stay when it is gone, and say so.
+        # Hooks hold no reference to the wrapper, as in data_parallel. They outlive it, and then raise an error.
         this = weakref.ref(self)
         shards = self.sharded_weights
         names = {parameter: name for name, parameter in module.named_parameters()}
@@ -157,7 +158,7 @@ class FullyShardedDataParallel(WrappedModule):
         Raises:
             RuntimeError: the gradients of the last backward pass were not synchronized.
         """
-        if self._calls_compiled_parts:  # which a compiler of the whole would not call
+        if self._calls_compiled_parts:  # which would not be called if the whole model were compiled
             return not_compiled(self._forward, *args, **kwargs)
         return self._forward(*args, **kwargs)
 
@@ -183,7 +184,7 @@ class FullyShardedDataParallel(WrappedModule):
             weight.is_exposed = False
 
     def _attribute(self, name: str) -> Any:
-        """Return a public attribute of the wrapped module; methods in its `forward_methods` run as its forward does."""
+        """Return a public attribute of the wrapped module; methods in its `forward_methods` run like its forward."""
         value = super()._attribute(name)
         if name in getattr(self.module, "forward_methods", ()):
             return partial(self._call_method, value)
@@ -205,11 +206,11 @@ class FullyShardedDataParallel(WrappedModule):
     def finish_gradient_synchronization(self) -> None:
         """Wait until all gradients are averaged; on a GPU the current stream waits, not the host.
 
-        All ranks call it, after a step's last backward pass and before gradients are clipped or used. Where no rank has
-        a gradient, it remains None.
+        All ranks call it, after a step's last backward pass and before gradients are clipped or used. If no rank has a
+        gradient, it remains None.
         """
         for unit in self._units:
-            if unit.arrived:  # but not all of them
+            if unit.arrived:  # but not for all of them
                 self._reduce(unit)
         self._wait_for_reductions()
         self._end_backward()
@@ -220,7 +221,7 @@ class FullyShardedDataParallel(WrappedModule):
         self._arrived = False
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset all gradients, also unsynchronized ones, so that a batch can be dropped. All ranks call it.
+        """Reset all gradients, including unsynchronized ones, so that a batch can be dropped. All ranks call it.
 
         An optimizer's `zero_grad` resets only gradients that `finish_gradient_synchronization` has set.
         """
@@ -242,7 +243,8 @@ class FullyShardedDataParallel(WrappedModule):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale the gradients so that the norm of all of them together is at most `max_norm`. All ranks call it.
 
-        The result is that of `torch.nn.utils.clip_grad_norm_`, with one message for all gradients instead of one each.
+        The result equals `torch.nn.utils.clip_grad_norm_`, with one message for all gradients instead of one per
+        gradient.
 
         Args:
             max_norm: the largest norm allowed.
@@ -264,7 +266,7 @@ class FullyShardedDataParallel(WrappedModule):
         return {weight.shard: weight for weight in self._weights}
 
     def gather_full_parameters(self) -> dict[str, Tensor]:
-        """Gather copies of all parameters, whole and in their own dtype, by their names. All ranks call it."""
+        """Gather copies of all parameters, unsharded and in their own dtype, by name. All ranks call it."""
         whole = {shard: weight.gather_shards() for shard, weight in self.sharded_weights.items()}
         named = self.module.named_parameters(remove_duplicate=False)
         return {name: whole[p] if p in whole else local_part(p).detach().clone() for name, p in named}
@@ -274,7 +276,7 @@ class FullyShardedDataParallel(WrappedModule):
         refuse_copies()
 
     def _follow_shards(self) -> None:
-        """Copy `requires_grad` from shards to whole weights."""
+        """Copy `requires_grad` from shards to unsharded weights."""
         changed = [weight.follow() for weight in self._weights]
         if any(changed):
             for unit in self._units:
@@ -294,7 +296,7 @@ class FullyShardedDataParallel(WrappedModule):
             self._replicas.put_back()
 
     def _begin_use(self, unit: Unit, backward: bool) -> None:
-        """Gather the weights of a unit, and start to gather those that are needed next."""
+        """Gather the weights of a unit, and start to gather the weights needed next."""
         for weight in unit.weights:
             weight.users.add((unit.index, backward))
         self._timeline.note(unit.index)
@@ -328,7 +330,7 @@ class FullyShardedDataParallel(WrappedModule):
             self._begin_use(unit, backward=True)
 
     def _gradient_arrived(self, unit: Unit, weight: ShardedWeight) -> None:
-        """Handle a complete gradient of a weight: its users' backward passes are complete, too."""
+        """Handle a complete gradient of a weight: its users' backward passes are also complete."""
         self._arrived = not self._accumulating
         weight.users.clear()
         self._free_unused([weight])
@@ -355,12 +357,12 @@ class FullyShardedDataParallel(WrappedModule):
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def not_compiled(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function outside of torch.compile; what it calls may be compiled by itself."""
+    """Call a function outside torch.compile; functions that it calls may be compiled separately."""
     return function(*args, **kwargs)
 
 
 def expose(weights: Sequence[ShardedWeight], device: torch.device, group: dist.ProcessGroup) -> None:
-    """Make copy engines gather weights, from symmetric memory of all ranks."""
+    """Make copy engines gather weights from the symmetric memory of all ranks."""
     ends = list(itertools.accumulate((aligned(weight.exposed_bytes, ALIGNMENT) for weight in weights), initial=0))
     source = allocate(max(ends[-1], ALIGNMENT), device, group)
     for weight, start in zip(weights, ends, strict=False):
@@ -380,7 +382,7 @@ def refuse_copies() -> NoReturn:
 
 
 class Hook:
-    """A hook of a module that refuses to be copied with it."""
+    """A module's hook that cannot be copied with the module."""
 
     def __init__(self, action: Callable[..., Any]):
         self._action = torch.compiler.disable(action)
@@ -394,7 +396,7 @@ class Hook:
 
 
 def call_around(module: nn.Module, before: Callable[..., Any], after: Callable[..., None]) -> None:
-    """Make a module call `before` with its arguments, and `after` with its output; if it is compiled, outside of it."""
+    """Make a module call `before` with its arguments and `after` with its output, outside any compiled code."""
     compiled = module._compiled_call_impl
     if compiled is None:
         module.register_forward_pre_hook(Hook(before), with_kwargs=True)
@@ -417,7 +419,7 @@ Wrapper = weakref.ref[FullyShardedDataParallel]
 
 
 def alive(this: Wrapper) -> FullyShardedDataParallel:
-    """Dereference the wrapper, which holds the weights.
+    """Return the wrapper, which holds the weights.
 
     Raises:
         RuntimeError: the wrapper no longer exists.
@@ -429,7 +431,7 @@ def alive(this: Wrapper) -> FullyShardedDataParallel:
 
 
 def call_after_gradients(tensors: Sequence[Tensor], action: Callable[[], None]) -> None:
-    """Call `action` once the backward pass has the gradients of all tensors."""
+    """Call `action` once the backward pass has computed the gradients of all tensors."""
     # torch.autograd.graph.register_multi_grad_hook would keep the graph alive, in a cycle.
     missing = len(tensors)
 

@@ -1,4 +1,4 @@
-"""The norm of all gradients together, whole or sharded over ranks."""
+"""The norm of all gradients together, sharded or not."""
 
 from collections.abc import Iterable, Mapping
 from functools import reduce
@@ -19,10 +19,9 @@ def gradient_norm(
     """The norm of all gradients together, without waiting for the device.
 
     Args:
-        parameters: those without a gradient are skipped; a parameter that is listed twice counts once. The norm of
-            DTensors is that of their shards on all ranks, all of which call this.
-        norm_type: above 0, `inf` included; 2: the Euclidean norm.
-        gradients: those that replace `.grad`.
+        parameters: those without a gradient are skipped; a parameter that is listed twice counts once. For DTensors,
+            the norm covers the shards of all ranks, and all ranks call this.
+        norm_type: above 0, `inf` included; 2: the Euclidean norm. gradients: used instead of `.grad`.
 
     Returns:
         one number on the first gradient's device, fp32 unless a gradient is float64; NaN if a gradient has one.

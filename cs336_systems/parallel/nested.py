@@ -19,7 +19,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], values: Any) -> Any:
             replaced = copy.copy(value)
             for field in dataclasses.fields(value):
                 if hasattr(value, field.name):
-                    # As a frozen one has no other way.
+                    # A frozen dataclass can only be set this way.
                     object.__setattr__(replaced, field.name, map_tensors(function, getattr(value, field.name)))
             return replaced
         return value

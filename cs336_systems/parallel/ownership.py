@@ -15,12 +15,12 @@ def plan_buckets(tensors: Sequence[Tensor], loads: list[int], bucket_bytes: floa
     that cannot be distributed evenly, such as one that is larger than all the others.
 
     Args:
-        tensors: in the order in which buckets are to be complete; neighbors share a bucket.
-        loads: bytes that each rank owns already; updated by this call.
-        bucket_bytes: the least that a bucket holds, except the last of a dtype.
+        tensors: in the order in which buckets should be complete; neighbours share a bucket. loads: bytes that each
+            rank already owns; updated by this call.
+        bucket_bytes: minimum size of a bucket, except the last one of a dtype.
 
     Returns:
-        for each bucket the owner of each member, by the member's index; in the order of the buckets' last members.
+        for each bucket, the owner of each member by the member's index; in the order of the buckets' last members.
     """
     sizes = [tensor.nbytes for tensor in tensors]
     buckets: list[dict[int, int]] = []
@@ -71,7 +71,7 @@ def find_overlap(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
     for span in sorted(spans):
         if span[0] == farthest[0] and span[1] < farthest[2]:
             return farthest[3], span[3]
-        farthest = span  # Those before it overlap neither it nor what begins after it.
+        farthest = span  # Earlier ones overlap neither it nor later ones.
     return None
 
 

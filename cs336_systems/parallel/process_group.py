@@ -1,4 +1,4 @@
-"""A rank of a torchrun launch: its number, its device, and its process group."""
+"""A rank of a torchrun launch: its number, device and process group."""
 
 import atexit
 import contextlib
@@ -18,7 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 from cs336_systems.lifeline import end_with_the_launcher
 
 JOIN_TIMEOUT = timedelta(seconds=60)
-"""How long a rank waits for the others to start: many times as long as importing PyTorch and initializing a GPU."""
+"""How long a rank waits for the others to start: many times the time to import PyTorch and initialize a GPU."""
 TIMEOUT = ("CS336_COLLECTIVE_TIMEOUT_S", "180")
 """The environment variable with the seconds that a rank waits for the others in a collective, and its default. The time
 covers differences between ranks in compiling a model. A dead rank needs no timeout: torchrun notices it at once."""
@@ -41,7 +41,7 @@ class Rank:
 
 
 def current_rank() -> Rank:
-    """This process's rank in a torchrun launch, from the environment; outside a launch, that of a lone process.
+    """This process's rank in a torchrun launch, from the environment; outside a launch, a single process.
 
     Raises:
         ValueError: a variable that torchrun sets has an invalid value.
@@ -113,8 +113,8 @@ def check_meeting_point(*, listens: bool) -> None:
 def process_group(rank: Rank, device: torch.device) -> Iterator[None]:
     """Connect the ranks of a launch: NCCL between GPUs, each bound to its own, Gloo between CPUs.
 
-    Ranks leave the context together: code after it runs only if every rank has reached the end. A rank that raises or
-    is killed ends the launch: torchrun ends the other ranks, and names the failed one and its error. The end of
+    Ranks leave the context together: the code after it runs only if every rank has reached its end. A rank that raises
+    or is killed ends the launch: torchrun ends the other ranks and reports the failed rank and its error. The end of
     torchrun itself also ends all ranks. A single process has no group.
 
     Raises:
@@ -142,9 +142,9 @@ def process_group(rank: Rank, device: torch.device) -> Iterator[None]:
         dist.barrier()
     except Exception as error:
         error.add_note(f"This happened on rank {rank.number} of {rank.processes}.")
-        # The error may follow from another rank's death. Then torchrun finds that rank, and ends this one.
+        # The error may be caused by another rank's death. Then torchrun detects that rank and ends this one.
         time.sleep(GRACE_S)
-        # Python would wait for collectives in flight, in which other ranks wait for this one.
+        # Python would wait for collectives in flight, which wait for other ranks.
         atexit.register(_end_at_once)
         raise
     dist.destroy_process_group()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from cs336_systems.parallel.buckets import MB, group_tensors, views_like
 
 BROADCAST_BYTES = 100 * MB
-"""The most that one broadcast of small tensors holds: an upper bound of the memory that the copy needs."""
+"""Maximum size of one broadcast of small tensors, an upper bound of the memory that the copy needs."""
 
 
 def replicate(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
@@ -22,7 +22,8 @@ def replicate(module: nn.Module, group: dist.ProcessGroup | None = None) -> None
 
     Raises:
         ValueError: this process is not in the group, a layer has sparse gradients, a tensor is on the meta device, or
-            the ranks' models differ in a name, shape, dtype or layout, or in what is frozen; on all ranks.
+            the ranks' models differ in a name, shape, dtype or layout, or in their frozen parameters; raised on all
+            ranks.
     """
     check_member(group)
     check_dense(module)
@@ -82,7 +83,7 @@ def check_in_memory(named: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def check_same_on_all_ranks(mine: list[str], group: dist.ProcessGroup | None = None) -> None:
-    """Compare the descriptions of all ranks' tensors with those of rank 0.
+    """Compare the descriptions of all ranks' tensors with rank 0's.
 
     Args:
         mine: this rank's.

@@ -1,4 +1,4 @@
-"""Replicated parameters of a sharded model, such as norms and biases, which every rank holds whole."""
+"""Replicated parameters of a sharded model, such as norms and biases, which every rank holds in full."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -24,14 +24,14 @@ from cs336_systems.parallel.distributed_parameters import (
 
 @dataclass
 class Replica:
-    """A replicated parameter: a plain tensor for the model and a DTensor for everyone else, in the same memory."""
+    """A replicated parameter: a plain tensor for the model and a DTensor for all other code, in the same memory."""
 
     name: str
     places: Sequence[Place]
     local: nn.Parameter
     """The parameter that the module computes with: a plain tensor."""
     outside: nn.Parameter
-    """The parameter that others see: a DTensor, replicated over the ranks."""
+    """The parameter that other code sees: a DTensor, replicated over the ranks."""
     memory: Tensor
     """The local part of `outside`."""
 
@@ -62,10 +62,9 @@ class ReplicatedParameters:
         """Replace parameters by DTensors.
 
         Args:
-            places: the modules and names under which each parameter is registered, by its full name.
-            mesh: the ranks, in one dimension.
-            device: where this rank's parameters are.
-            on_arrival: called in the backward pass when a gradient is there.
+            places: the modules and names under which each parameter is registered, by its full name. mesh: the ranks,
+                in one dimension. device: where this rank's parameters are. on_arrival: called in the backward pass when
+                a gradient is ready.
         """
         self._group = mesh.get_group()
         self._replicas = []
@@ -84,7 +83,7 @@ class ReplicatedParameters:
         self.hide()
 
     def show(self) -> None:
-        """Register plain tensors in the model, until `hide` has been called as often.
+        """Register plain tensors in the model, until `hide` has been called the same number of times.
 
         Raises:
             RuntimeError: a parameter was replaced, or changed in dtype or device.
@@ -105,7 +104,7 @@ class ReplicatedParameters:
             self.put_back()
 
     def put_back(self) -> None:
-        """Register DTensors again, however often `show` was called: a pass may have failed."""
+        """Register DTensors again, regardless of how often `show` was called: a pass may have failed."""
         self._uses = 0
         for replica in self._replicas:
             for owner, key in replica.places:
@@ -113,9 +112,9 @@ class ReplicatedParameters:
                     owner._parameters[key] = replica.outside
 
     def average_gradients(self) -> None:
-        """Average the gradients of all parameters, of which some ranks may have none: they contribute zeros.
+        """Average the gradients of all parameters; ranks without a gradient contribute zeros.
 
-        Where no rank has a gradient, it remains None.
+        If no rank has a gradient, it remains None.
         """
         trained = [replica for replica in reversed(self._replicas) if replica.local.requires_grad]
         if not trained:

@@ -7,14 +7,14 @@ from torch.distributed.tensor import DTensor
 from cs336_systems.parallel.ownership import find_overlap
 
 OWN_DTYPE = (nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase, nn.Bilinear, nn.PReLU)
-"""PyTorch's modules that compute with parameters of their own, and reject inputs of another dtype."""
+"""PyTorch modules that compute with their own parameters and reject inputs of another dtype."""
 
 
 def check(module: nn.Module, compute_dtype: torch.dtype | None) -> None:
     """Check that a module can be sharded.
 
     Raises:
-        ValueError: a part of it cannot be, or there is nothing to train.
+        ValueError: a part cannot be sharded, or no parameter requires a gradient.
     """
     if compute_dtype is not None and not compute_dtype.is_floating_point:
         raise ValueError(f"compute_dtype is {compute_dtype}; allowed: floating-point dtypes, and None")

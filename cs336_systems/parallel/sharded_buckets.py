@@ -37,7 +37,7 @@ class ShardedBucket:
         self.owner = by_owner[0][0] if by_owner[0][0] == by_owner[-1][0] else None  # the only one
         slots = self.ranks if self.owner is None else 1
         ends = [0] * slots
-        places = []  # of each parameter: a slot, and its first number there
+        places = []  # for each parameter: its slot, and the offset of its first element there
         self._my_begins = []
         for owner, parameter in by_owner:
             slot = owner if self.owner is None else 0
@@ -45,7 +45,7 @@ class ShardedBucket:
             if owner == self.rank:
                 self._my_begins.append(ends[slot])
             ends[slot] += aligned(parameter.numel(), ALIGNMENT // parameter.element_size())
-        self.slot_size = max(ends)  # in numbers
+        self.slot_size = max(ends)  # in elements
         self._begins = [slot * self.slot_size + begin for slot, begin in places]
         first = self.parameters[0]
         self._flat = self._zeros(slots * self.slot_size, first.dtype, first.device)
@@ -59,7 +59,7 @@ class ShardedBucket:
 
     @torch.no_grad()
     def take_in(self) -> None:
-        """Move parameters whose data is elsewhere into the bucket: at first all, later those with a replaced `.data`.
+        """Move parameters whose data is elsewhere into the bucket: first all, later those with a replaced `.data`.
 
         Raises:
             RuntimeError: a parameter changed in dtype or device.
@@ -87,7 +87,7 @@ class ShardedBucket:
         torch.autograd.graph.increment_version(self.parameters)
 
     def my_slot(self, flat: Tensor) -> Tensor:
-        """This rank's slot in memory that is laid out like the parameters, or the only slot."""
+        """This rank's slot in memory laid out like the parameters, or the only slot."""
         return flat if self.owner is not None else flat.narrow(0, self.rank * self.slot_size, self.slot_size)
 
     def _zeros(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -95,13 +95,13 @@ class ShardedBucket:
         return torch.zeros(numel, dtype=dtype, device=device)
 
     def empty_like(self) -> Tensor:
-        """Allocate memory that is laid out like the parameters."""
+        """Allocate memory laid out like the parameters."""
         return torch.empty_like(self._flat)
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Views of memory that is laid out like the parameters, one for each of them."""
+        """Views of memory laid out like the parameters, one per parameter."""
         return [dense_view(flat, begin, p) for begin, p in zip(self._begins, self.parameters, strict=True)]
 
     def my_views(self, slot: Tensor) -> list[Tensor]:
-        """Views of memory that is laid out like this rank's slot, one for each parameter that it owns."""
+        """Views of memory laid out like this rank's slot, one per parameter that it owns."""
         return [dense_view(slot, begin, p) for begin, p in zip(self._my_begins, self.mine, strict=True)]

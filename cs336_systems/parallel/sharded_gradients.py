@@ -1,4 +1,4 @@
-"""Data parallelism that sends each mean gradient only to the owner of its parameter, as in ZeRO's stages 1 and 2.
+"""Data parallelism that sends each mean gradient only to the parameter's owner, as in ZeRO stages 1 and 2.
 
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3, fused=True)
     model = ShardedGradientsDataParallel(model, optimizer)
@@ -26,15 +26,15 @@ from cs336_systems.parallel.sharded_buckets import ShardedBucket
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
 
 IN_FLIGHT = 2
-"""Buckets of gradients in flight at a time: only these need memory besides the gradients that a rank keeps."""
+"""Buckets of gradients in flight at a time; only these need memory in addition to the gradients that a rank keeps."""
 
 
 NORMS = {torch.linalg.vector_norm, torch._foreach_norm}
-"""Norms that PyTorch's `clip_grad_norm_` and `get_total_norm` compute of each gradient."""
+"""The functions with which PyTorch's `clip_grad_norm_` and `get_total_norm` compute each gradient's norm."""
 
 
 class GradientOfOneRank(Tensor):
-    """A gradient that refuses to be clipped by the norm of one rank's gradients, which differs from rank to rank."""
+    """A gradient that cannot be clipped by the norm of one rank's gradients, since that norm differs between ranks."""
 
     @classmethod
     def __torch_function__(
@@ -81,7 +81,9 @@ class OwnedGradients(Bucket):
             slot = gradients
             work = dist.reduce(gradients, group_dst=bucket.owner, op=operation, group=bucket.group, async_op=True)
         means = bucket.my_views(slot)
-        means[:1] = [mean.as_subclass(GradientOfOneRank) for mean in means[:1]]  # One of a bucket suffices to refuse.
+        means[:1] = [
+            mean.as_subclass(GradientOfOneRank) for mean in means[:1]
+        ]  # One gradient per bucket is enough to refuse.
         for parameter, mean in zip(bucket.mine, means, strict=True):
             parameter.grad = mean
         self._means = [weakref.ref(mean) for mean in means]
@@ -92,9 +94,9 @@ class ShardedGradientsDataParallel(OverlappedDataParallel):
     """One reduce-scatter per bucket of the optimizer, started when the backward pass has computed its gradients.
 
     After `finish_gradient_synchronization()` a gradient is its mean over the ranks on the rank that owns the parameter,
-    and None on the others. Gradients of other ranks' parameters are freed while the backward pass goes on.
+    and None on the others. Gradients of other ranks' parameters are freed during the backward pass.
 
-    Clip with `clip_grad_norm_` of this class: `torch.nn.utils.clip_grad_norm_` sees the gradients of one rank, and is
+    Clip with this class's `clip_grad_norm_`: `torch.nn.utils.clip_grad_norm_` sees only one rank's gradients and is
     refused. `torch.amp.GradScaler` and elementwise functions such as `clip_grad_value_` work as usual.
     """
 
@@ -102,8 +104,8 @@ class ShardedGradientsDataParallel(OverlappedDataParallel):
         """Wrap a module, as `DataParallel` does, in the process group of its optimizer.
 
         Args:
-            module: the module to train.
-            optimizer: its parameters must be exactly those of the module that require a gradient.
+            module: the module to train. optimizer: its parameters must be exactly the module's parameters that require
+                a gradient.
 
         Raises:
             ValueError: as `DataParallel`, or the optimizer has other parameters.
@@ -129,7 +131,7 @@ class ShardedGradientsDataParallel(OverlappedDataParallel):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale all gradients down so that their common norm is at most `max_norm`. All ranks call this.
 
-        The result is that of `torch.nn.utils.clip_grad_norm_` in plain data parallelism. The host does not wait.
+        The result equals `torch.nn.utils.clip_grad_norm_` in plain data parallelism. The host does not wait.
 
         Args:
             max_norm: as in `torch.nn.utils.clip_grad_norm_`.
@@ -147,7 +149,7 @@ class ShardedGradientsDataParallel(OverlappedDataParallel):
         }
         norms = [zeros[parameter.dtype] if parameter.grad is None else next(mine) for parameter in in_order]
         all_norms = torch.stack(norms)
-        dist.all_reduce(all_norms, group=self.process_group)  # each is zero but on one rank
+        dist.all_reduce(all_norms, group=self.process_group)  # each is zero except on one rank
         norm = torch.linalg.vector_norm(all_norms, norm_type)
         nn.utils.clip_grads_with_norm_(in_order, max_norm, norm)
         return norm

@@ -1,10 +1,10 @@
-"""An optimizer with sharded state: each rank updates the parameters that it owns, and sends them to all ranks.
+"""An optimizer with sharded state: each rank updates the parameters it owns and sends them to all ranks.
 
     model = BucketedDataParallel(model, bucket_size_mb=25)
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3, fused=True)
 
 The gradients have to be the same on all ranks, as after a data-parallel wrapper. The wrapper in `sharded_gradients`
-gives each rank only the gradients of its own parameters, in less memory and time. The optimizer in
+gives each rank only its own parameters' gradients, which takes less memory and time. The optimizer in
 `symmetric_memory_optimizer` sends the parameters without collectives. (Rajbhandari et al. 2020, ZeRO.)
 """
 
@@ -26,23 +26,24 @@ from cs336_systems.parallel.replicas import check_in_memory, check_member, check
 from cs336_systems.parallel.sharded_buckets import ShardedBucket
 
 PARTS = 8
-"""About how many parts the update is split into. Each part costs the host a fraction of a millisecond; the update of
-the first part overlaps with no communication."""
+"""Approximate number of parts that the update is split into. Each part costs the host a fraction of a millisecond; the
+first part's update overlaps with no communication.
+"""
 
-# Without this protocol GradScaler does not tell the optimizer about overflows: see `step`.
+# Without this protocol GradScaler does not report overflows to the optimizer: see `step`.
 warnings.filterwarnings("ignore", "GradScaler is going to stop passing itself", FutureWarning)
 
 
 class ShardedOptimizer(Optimizer):
-    """Wraps any optimizer that updates each parameter on its own, with 1/N of the state on each of N ranks.
+    """Wraps any optimizer that updates each parameter independently, with 1/N of the state on each of N ranks.
 
-    The weights are those of the unsharded optimizer, to the bit. Ranks own whole parameters, balanced by bytes. While
-    some buckets of updated parameters are sent, the next ones are updated.
+    The weights equal the unsharded optimizer's bit for bit. Ranks own whole parameters, balanced by bytes. While some
+    buckets of updated parameters are sent, the next ones are updated.
 
-    `param_groups` has all parameters on all ranks; `state` has those that this rank owns. Parameters are moved into
-    buckets, of which their data become views. Frozen parameters stay where they are until they need a gradient.
+    `param_groups` has all parameters on all ranks; `state` has only this rank's. Parameters are moved into buckets and
+    become views of them. Frozen parameters stay where they are until they need a gradient.
 
-    `torch.amp.GradScaler` works as with any optimizer: if one rank finds an infinity, all skip the step.
+    `torch.amp.GradScaler` works as with any optimizer: if one rank detects an infinity, all skip the step.
     """
 
     _bucket_type: type[ShardedBucket] = ShardedBucket
@@ -60,9 +61,8 @@ class ShardedOptimizer(Optimizer):
         """Make an optimizer on every rank.
 
         Args:
-            params: parameters or groups of them, as any optimizer accepts them; the same on all ranks.
-            optimizer_cls: the class of the optimizer.
-            bucket_size_mb: the least that one collective sends, in 10^6 bytes of parameters.
+            params: parameters or parameter groups, as for any optimizer; the same on all ranks. optimizer_cls: the
+                class of the optimizer. bucket_size_mb: minimum size of one collective, in 10^6 bytes of parameters.
             process_group: the ranks that share the state; None: all.
             kwargs: arguments of the optimizer.
 
@@ -91,7 +91,9 @@ class ShardedOptimizer(Optimizer):
         self._place(self._parameters_to_update())
         make: Callable[..., Optimizer] = optimizer_cls
         mine = [{**g, "params": [p for p in g["params"] if p in self._mine]} for g in self.param_groups]
-        self._local = make(mine, **kwargs)  # updates what its groups list at the time: what is mine of one part
+        self._local = make(
+            mine, **kwargs
+        )  # updates the parameters in its groups at the time: this rank's share of one part
         self.state = self._local.state
         self.defaults = self._local.defaults
         for group, complete in zip(self.param_groups, self._local.param_groups, strict=True):
@@ -103,7 +105,7 @@ class ShardedOptimizer(Optimizer):
 
     @property
     def buckets(self) -> list[ShardedBucket]:
-        """The parameters to update, roughly in the order in which a backward pass computes their gradients."""
+        """The parameters to update, roughly in the order of their gradients in a backward pass."""
         newcomers = [parameter for parameter in self._parameters_to_update() if parameter not in self._placed]
         if newcomers:
             self._place(newcomers)
@@ -115,8 +117,8 @@ class ShardedOptimizer(Optimizer):
         """Update the parameters on all ranks; on a GPU the current stream waits for other ranks, not the host.
 
         Args:
-            closure: computes the loss, and gradients that are the same on all ranks.
-            grad_scaler: passed by `GradScaler.step`. Nothing is updated if a rank has a gradient that is not finite.
+            closure: computes the loss, and gradients that are equal on all ranks. grad_scaler: passed by
+                `GradScaler.step`. Nothing is updated if a gradient on any rank is not finite.
             kwargs: passed on to the optimizer's step.
 
         Returns:
@@ -139,7 +141,8 @@ class ShardedOptimizer(Optimizer):
             self._local.step(**kwargs)
             changed.update(zip(members, self._local.param_groups, strict=True))
             self._share(buckets)
-        # Some optimizers count steps in their groups. Only now: each part's update starts from the same counts.
+        # Some optimizers count steps in their groups. Done only now, so that each part's update starts from the same
+        # counts.
         for number, group in changed.items():
             self.param_groups[number].update(hyperparameters(group))
         self._wait()
@@ -148,9 +151,9 @@ class ShardedOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all parameters in the host's memory, in the unsharded optimizer's format.
 
-        All ranks call this, as they exchange their states: a rank that calls it alone waits until its collective times
-        out. The result loads into any number of ranks, and into the unsharded optimizer. If only one rank saves it,
-        `consolidate_state_dict` needs no memory on the others.
+        All ranks call this, since they exchange their states: a rank that calls it alone waits until its collective
+        times out. The result loads into any number of ranks, and into the unsharded optimizer. If only one rank saves
+        it, `consolidate_state_dict` needs no memory on the others.
         """
         return self._consolidated(keep=True)
 
@@ -161,7 +164,7 @@ class ShardedOptimizer(Optimizer):
         return state_dict if wanted else None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load hyperparameters, and the states of the parameters that this rank owns. All ranks call this.
+        """Load hyperparameters, and the states of this rank's parameters. All ranks call this.
 
         Args:
             state_dict: from `state_dict` on any number of ranks, or from the unsharded optimizer.
@@ -180,15 +183,15 @@ class ShardedOptimizer(Optimizer):
         with_state = {parameter_of[number] for number in states}
         self._place([p for p in self._parameters() if p in with_state and p not in self._placed])
         mine = {number: state for number, state in states.items() if parameter_of[number] in self._mine}
-        if type(self._local).load_state_dict is not Optimizer.load_state_dict:  # as MasterAdamW's, which keeps fp32
+        if type(self._local).load_state_dict is not Optimizer.load_state_dict:  # like MasterAdamW's, which keeps fp32
             self._load_in_its_way({**state_dict, "state": mine}, parameter_of)
             return
         super().load_state_dict({**state_dict, "state": mine})
-        # The optimizer completes groups and states that an older version of it has written.
+        # The optimizer completes groups and states written by an older version of it.
         self._local.__setstate__({"state": self.state, "param_groups": self.param_groups})
 
     def _load_in_its_way(self, state_dict: dict[str, Any], parameter_of: dict[int, nn.Parameter]) -> None:
-        """Have the optimizer load the part of a state dict that is about this rank's parameters."""
+        """Let the optimizer load this rank's part of a state dict."""
         mine = [[p for p in group["params"] if p in self._mine] for group in self.param_groups]
         self._local.param_groups = [{**g, "params": p} for g, p in zip(self.param_groups, mine, strict=True)]
         groups = [
@@ -201,10 +204,10 @@ class ShardedOptimizer(Optimizer):
         self.state = self._local.state
 
     def _overflowed(self, scaler: GradScaler) -> bool:
-        """Unscale the gradients, and tell the scalers of all ranks if a gradient of any rank is not finite."""
+        """Unscale the gradients, and notify all ranks' scalers if a gradient on any rank is not finite."""
         if scaler._per_optimizer_states[id(self)]["stage"] is OptState.READY:
             scaler.unscale_(self)
-        found: dict[Any, Any] = scaler._found_inf_per_device(self)  # a rank without gradients has found nothing
+        found: dict[Any, Any] = scaler._found_inf_per_device(self)  # a rank without gradients has detected nothing
         overflow = sum((value.to(self._device) for value in found.values()), torch.zeros((), device=self._device))
         dist.all_reduce(overflow, group=self.process_group)
         found.clear()
@@ -247,9 +250,9 @@ class ShardedOptimizer(Optimizer):
         self._placed.update(parameters)
 
     def _members(self, parts: Sequence[Sequence[ShardedBucket]]) -> list[dict[int, list[nn.Parameter]]]:
-        """For each part, the parameters that this rank owns, by the numbers of their groups.
+        """For each part, this rank's parameters by group number.
 
-        A group of which this rank owns nothing is in the first part without members, so that its step count advances.
+        A group without parameters of this rank is in the first part without members, so that its step count advances.
         """
         part_of = {parameter: i for i, part in enumerate(parts) for bucket in part for parameter in bucket.mine}
         members: list[dict[int, list[nn.Parameter]]] = [{} for _ in parts]
@@ -268,7 +271,7 @@ class ShardedOptimizer(Optimizer):
 
 
 def split(buckets: Sequence[ShardedBucket]) -> list[list[ShardedBucket]]:
-    """Split the buckets, in order, into at most `PARTS` parts of about equal bytes; no bucket is divided."""
+    """Split the buckets, in order, into at most `PARTS` parts of roughly equal size; no bucket is divided."""
     parts: dict[int, list[ShardedBucket]] = {}
     total, before = max(1, sum(bucket.nbytes for bucket in buckets)), 0
     for bucket in buckets:

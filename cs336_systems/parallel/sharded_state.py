@@ -1,4 +1,4 @@
-"""Loading of state dicts, with DTensors or whole tensors, into sharded models."""
+"""Loading state dicts, with DTensors or unsharded tensors, into sharded models."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from cs336_systems.parallel.distributed_parameters import Place
 
 
 def load_into(parameters: Mapping[Place, nn.Parameter]) -> None:
-    """Make `load_state_dict` accept whole tensors for DTensor parameters, and copy where it would assign.
+    """Make `load_state_dict` accept unsharded tensors for DTensor parameters, and copy instead of assigning.
 
     Args:
         parameters: the DTensor parameters, by their place.

@@ -1,4 +1,4 @@
-"""A row-sharded weight: each rank keeps its shard and holds the full weight only while it is in use."""
+"""A row-sharded weight: each rank keeps its shard, and the full weight only while it is in use."""
 
 import math
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ from cs336_systems.parallel.symmetric_memory import SymmetricMemory
 class ShardedWeight:
     """A weight sharded by rows: rank r of N keeps rows r·k to (r + 1)·k - 1, with k = ⌈rows/N⌉.
 
-    The last ranks have fewer rows, or none. The whole weight is a permanent tensor whose storage exists only from
-    `gather` to `free`. Tensors that autograd saves of it, views included, share that storage, and are whole again when
-    the weight is.
+    The last ranks have fewer rows, or none. The full weight is a permanent tensor whose storage exists only from
+    `gather` to `free`. Tensors that autograd saves of it, including views, share that storage, and are valid again when
+    the weight is gathered again.
     """
 
     def __init__(self, name: str, parameter: nn.Parameter, compute_dtype: torch.dtype | None, mesh: DeviceMesh):
@@ -52,7 +52,7 @@ class ShardedWeight:
             self._ranks * self._rows * math.prod(self.shape[1:]), dtype=compute_dtype, requires_grad=False
         )
         self.whole = nn.Parameter(padded[: parameter.numel()].view(self.shape), parameter.is_floating_point())
-        self._padded = padded.data  # Has a version of its own: autograd does not take gathering for a change.
+        self._padded = padded.data  # It has its own version counter, so autograd does not see gathering as a change.
         self._place = self.place_of_rank(self._padded)
         self._own_rows = self._place[: rows.numel()].view(rows.shape)
         self.units = 0
@@ -74,16 +74,16 @@ class ShardedWeight:
         return local_part(self.shard)
 
     def own_rows(self, whole: Tensor) -> Tensor:
-        """This rank's rows of a tensor that is as long as the whole weight."""
+        """This rank's rows of a tensor as long as the full weight."""
         return whole[self._rank * self._rows : (self._rank + 1) * self._rows]
 
     @property
     def is_whole(self) -> bool:
-        """Whether all rows are in memory, or on their way."""
+        """Whether all rows are in memory or in flight."""
         return self.arrival is not None
 
     def place_of_rank(self, padded: Tensor) -> Tensor:
-        """This rank's part of all rows, [N · k · row], padded ones included."""
+        """This rank's part of all rows, [N · k · row], including padding."""
         return padded.chunk(self._ranks)[self._rank]
 
     def follow(self) -> bool:
@@ -99,7 +99,7 @@ class ShardedWeight:
         return True
 
     def prepare_gather(self) -> partial[Waitable | None]:
-        """Allocate the whole weight, cast the shard into its place, and return the all-gather, to be called later."""
+        """Allocate the full weight, cast the shard into its place, and return the all-gather, to be called later."""
         self._padded.untyped_storage().resize_(self._padded.nbytes)
         self._own_rows.copy_(self.rows)
         return partial(all_gather_single, self._padded, self._place)
@@ -110,7 +110,7 @@ class ShardedWeight:
         return self._padded.nbytes // self._ranks
 
     def expose_in(self, source: SymmetricMemory, start: int) -> None:
-        """Gather from the ranks' symmetric memory, where the rows begin at a byte."""
+        """Gather from the ranks' symmetric memory, where the rows begin at a given byte."""
         part = slice(start, start + self.exposed_bytes)
         self.source = source
         self._exposed = [memory[part].view(self._padded.dtype) for memory in source.of_rank]
@@ -124,12 +124,12 @@ class ShardedWeight:
     def pull(self) -> None:
         """Allocate the whole weight, and copy the rows that all ranks have exposed."""
         self._padded.untyped_storage().resize_(self._padded.nbytes)
-        for distance in range(self._ranks):  # Each rank begins with another one.
+        for distance in range(self._ranks):  # Each rank starts with a different one.
             rank = (self._rank + distance) % self._ranks
             self._padded.chunk(self._ranks)[rank].copy_(self._exposed[rank])
 
     def wait_for_arrival(self) -> None:
-        """Wait until the weight is whole: on a GPU the current stream waits, not the host."""
+        """Wait until the weight is gathered: on a GPU the current stream waits, not the host."""
         assert self.arrival is not None, "nobody has started to gather it"
         self.arrival.wait()
 
@@ -141,7 +141,7 @@ class ShardedWeight:
         self._padded.untyped_storage().resize_(0)
 
     def take_gradient(self) -> Tensor:
-        """Remove and return the gradient of the whole weight, flattened and padded to equal parts for all ranks."""
+        """Remove and return the full weight's gradient, flattened and padded to equal parts for all ranks."""
         gradient = self.whole.grad
         assert gradient is not None, "no gradient has arrived"
         self.whole.grad = None
@@ -175,7 +175,7 @@ class ShardedWeight:
 
 
 def gather(weights: Sequence[ShardedWeight], asynchronous: bool) -> Waitable | None:
-    """Gather whole weights in one call, or by copies from symmetric memory."""
+    """Gather full weights in one call, or by copies from symmetric memory."""
     source = weights[0].source
     if source is not None:
         pull(weights, source)
@@ -184,12 +184,12 @@ def gather(weights: Sequence[ShardedWeight], asynchronous: bool) -> Waitable | N
 
 
 def pull(weights: Sequence[ShardedWeight], source: SymmetricMemory) -> None:
-    """Gather whole weights by copies, and expose this rank's rows of those that were not yet used in this pass."""
+    """Gather full weights by copies, and expose this rank's rows of weights not yet used in this pass."""
     if stale := [weight for weight in weights if not weight.is_exposed]:
         source.barrier()  # No rank reads the old rows any more.
         for weight in stale:
             weight.expose()
-        source.barrier()  # All new rows are there.
+        source.barrier()  # All new rows have arrived.
     for weight in weights:
         weight.pull()
 
@@ -197,17 +197,16 @@ def pull(weights: Sequence[ShardedWeight], source: SymmetricMemory) -> None:
 def reduce(
     gradients: Sequence[Tensor], received: list[Tensor], group: dist.ProcessGroup, asynchronous: bool
 ) -> Waitable | None:
-    """Reduce-scatter gradients in one call: each rank receives its rows of their means.
+    """Reduce-scatter gradients in one call: each rank receives its rows of the means.
 
-    Gradients are sent in the dtype in which they were computed. A wider dtype would cost twice the time, and save only
-    the roundings of the mean, each as large as the rounding that each gradient has already seen. Sums over several
+    Gradients are sent in the dtype in which they were computed. A wider dtype would take twice as long, and would avoid
+    only the rounding of the mean, which is no larger than the rounding already in each gradient. Sums over several
     passes are kept in the shards' dtype.
 
     Args:
-        gradients: from `take_gradient`; they are overwritten, and must stay in memory until the result is there.
-        received: list to which this rank's rows are appended.
-        group: the ranks.
-        asynchronous: whether to return before the result is there.
+        gradients: from `take_gradient`; they are overwritten, and must stay in memory until the result is ready.
+            received: list to which this rank's rows are appended. group: the ranks. asynchronous: whether to return
+            before the result is ready.
     """
     received.extend(gradient.new_empty(gradient.numel() // group.size()) for gradient in gradients)
     operation = averaging(gradients, group)

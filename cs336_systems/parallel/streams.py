@@ -6,10 +6,10 @@ import torch
 
 
 class Stream(Protocol):
-    """A queue of work; operations called inside `with stream:` are put into it."""
+    """A queue of work; operations called inside `with stream:` are added to it."""
 
     def wait_stream(self, stream: Any) -> None:
-        """Make later work in this queue wait for all work that is in the other queue now."""
+        """Make later work in this queue wait for all work now in the other queue."""
 
     def __enter__(self) -> Any: ...
 
@@ -50,7 +50,7 @@ class HostEvent:
 
 
 def new_event(device: torch.device) -> Event:
-    """Make an event. To record it again takes the host less time than `wait_stream`, which makes a new one."""
+    """Make an event. Recording it again takes less host time than `wait_stream`, which makes a new one."""
     return torch.cuda.Event() if device.type == "cuda" else HostEvent()
 
 
@@ -60,5 +60,5 @@ def new_stream(device: torch.device, priority: int = 0) -> Stream:
 
 
 def current_stream(device: torch.device) -> Stream:
-    """The stream that receives operations at present."""
+    """The current stream."""
     return torch.cuda.current_stream(device) if device.type == "cuda" else HostStream()

@@ -25,8 +25,8 @@ class SymmetricMemory:
     of_rank: list[Tensor]
     """Each rank's buffer, as mapped into this rank: bytes [size]."""
     barrier: Callable[[], None]
-    """Wait until all ranks have called it: afterwards each sees all earlier writes. On a GPU the current stream waits,
-    not the host."""
+    """Wait until all ranks have called it; afterwards each rank sees all earlier writes. On a GPU the current stream
+    waits, not the host."""
 
 
 def allocate(size: int, device: torch.device, group: dist.ProcessGroup | None = None) -> SymmetricMemory:
@@ -44,12 +44,12 @@ def allocate(size: int, device: torch.device, group: dist.ProcessGroup | None = 
 
 
 def _on_gpus(size: int, device: torch.device, group: dist.ProcessGroup | None) -> SymmetricMemory:
-    # A prototype in PyTorch, which others of its parts are built on; imported here since it takes a GPU build.
+    # A prototype in PyTorch that other parts of it use; imported here since it needs a GPU build.
     import torch.distributed._symmetric_memory as symmetric_memory
 
     mine = symmetric_memory.empty(size, dtype=torch.uint8, device=device)
     handle = symmetric_memory.rendezvous(mine, group or dist.distributed_c10d._get_default_group())
-    # The tensors that the handle gives do not keep the memory alive; ours does, for whoever holds a view of it.
+    # The handle's tensors do not keep the memory alive; ours does, for anyone who holds a view of it.
     of_rank = [handle.get_buffer(rank, (size,), torch.uint8) for rank in range(handle.world_size)]
     of_rank[handle.rank] = mine
     return SymmetricMemory(of_rank, handle.barrier)
@@ -61,5 +61,5 @@ def _on_cpus(size: int, group: dist.ProcessGroup | None) -> SymmetricMemory:
         names = [""] * dist.get_world_size(group)
         dist.all_gather_object(names, file.name, group=group)
         of_rank = [torch.from_file(name, shared=True, size=size, dtype=torch.uint8) for name in names]
-        dist.barrier(group)  # All have opened the files, which are no longer needed by name.
+        dist.barrier(group)  # All ranks have opened the files, so their names are no longer needed.
     return SymmetricMemory(of_rank, partial(dist.barrier, group))

@@ -18,19 +18,19 @@ SMALL_BYTES = MB
 """Smaller gradients are sent together, up to this size: below it, starting a copy takes longer than the copy."""
 
 MB_PER_RANK = 100
-"""10^6 bytes of an exchange for each rank."""
+"""Size of an exchange per rank, in 10^6 bytes."""
 
 
 class SymmetricMemoryDataParallel(OverlappedDataParallel):
     """Averages gradients through symmetric memory: other ranks write to a gradient's owner, which writes back the mean.
 
     Improves on bucketed: on GPUs, copy engines move the gradients. A collective's kernels take SMs from the backward
-    pass; here only the additions do, and each rank adds only the gradients that it owns. Nothing is copied into
-    buckets: a gradient is sent from where the backward pass has put it, and the mean is used where it arrives.
+    pass; here only the additions do, and each rank adds only the gradients it owns. Nothing is copied into buckets: a
+    gradient is sent directly from where the backward pass wrote it, and the mean is used where it arrives.
 
-    The price is memory: ranks - 1 slots for each gradient that a rank owns, and one for each that it does not own. The
-    ranks have to be on one machine. A mean of two gradients is rounded three times, not once; all ranks have the same
-    bits, since only the owner computes it.
+    The price is memory: ranks - 1 slots for each gradient that a rank owns, and one for each other gradient. The ranks
+    have to be on one machine. A mean of two gradients is rounded three times instead of once; it is bitwise identical
+    on all ranks, since only the owner computes it.
 
     Ranks send and receive as many bytes as in a ring's reduce-scatter and all-gather (Patarasuk and Yuan 2009), in one
     hop instead of ranks - 1.
@@ -42,9 +42,8 @@ class SymmetricMemoryDataParallel(OverlappedDataParallel):
         """Wrap a module, as `DataParallel` does.
 
         Args:
-            module: the module to train.
-            bucket_size_mb: about how many 10^6 bytes of gradients are sent together; a larger gradient is sent alone.
-                None: 100 for each rank, so that all ranks own some of them.
+            module: the module to train. bucket_size_mb: approximate size of the gradients sent together, in 10^6 bytes;
+                a larger gradient is sent alone. None: 100 per rank, so that all ranks own some of them.
             process_group: as in `DataParallel`.
 
         Raises:
@@ -86,7 +85,7 @@ class SymmetricMemoryDataParallel(OverlappedDataParallel):
         self._all_sent.record(self._sending)
         self._all_sent.wait(self._averaging)
         with self._averaging:
-            self._memory.barrier()  # All contributions are there.
+            self._memory.barrier()  # All contributions have arrived.
             owned = [gradients[index] for index in bucket.owned]
             for number, contributions in enumerate(bucket.contributions if owned else [], start=1):
                 # Running mean of number + 1 gradients. A sum and a division would read the memory twice.
@@ -96,7 +95,7 @@ class SymmetricMemoryDataParallel(OverlappedDataParallel):
 
     def _wait(self) -> None:
         with self._averaging:
-            self._memory.barrier()  # All means are there, and the next step may overwrite the slots.
+            self._memory.barrier()  # All means have arrived, and the next step may overwrite the slots.
         current_stream(self._device).wait_stream(self._averaging)
         for exchange in self._exchanges:
             for parameter, mean in exchange.received:
@@ -148,7 +147,8 @@ class Exchange(Bucket):
                 memory.of_rank[holder][layout.slot(indices[number], holder, sender)], messages[indices[number]]
             )
 
-        # Each rank begins with another one: no two write to the same at a time, as far as messages are alike.
+        # Each rank starts with a different one, so that no two write to the same rank at a time if messages are of
+        # equal size.
         others = [(rank + distance) % layout.ranks for distance in range(1, layout.ranks)]
         owners = [layout.owners[i] for i in indices]
         numbers = range(len(indices))
@@ -159,13 +159,13 @@ class Exchange(Bucket):
             for number in numbers
             if owners[number] == other
         ]
-        """Messages that this rank sends to their owners, and the slots that it writes."""
+        """Messages that this rank sends to their owners, and the slots it writes to."""
         self.contributions = [
             [slot(number, holder=rank, sender=other) for number in self.owned] for other in sorted(others)
         ]
         """For each other rank, its contributions to the messages that this rank owns."""
         self.returned = [(number, slot(number, holder=other, sender=rank)) for other in others for number in self.owned]
-        """Means that this rank returns to the others, and the slots that it writes."""
+        """Means that this rank returns to the others, and the slots it writes to."""
         self.received = [
             pair
             for number in numbers
@@ -180,7 +180,7 @@ class Exchange(Bucket):
 
 
 def make_messages(parameters: Sequence[nn.Parameter], small: float) -> list[Bucket]:
-    """Gradients of at least `small` bytes alone, others with their like, in the order in which they are complete."""
+    """Make messages in the order of completion: gradients of at least `small` bytes alone, smaller ones together."""
     position = {parameter: i for i, parameter in enumerate(parameters)}
     large = [Bucket([parameter]) for parameter in parameters if parameter.nbytes >= small]
     others = fill_buckets([parameter for parameter in parameters if parameter.nbytes < small], small)
@@ -212,7 +212,7 @@ def assign_owners(sizes: Sequence[int], ranks: int) -> list[int]:
 
 
 def as_gathered(slot: Tensor, message: Bucket) -> Tensor:
-    """The bytes of a slot, as a tensor like the one that `message.gather()` gives."""
+    """The bytes of a slot, as a tensor like the result of `message.gather()`."""
     first, *others = message.parameters
     numbers = slot.view(first.dtype)
     return numbers if others else dense_view(numbers, 0, first)

@@ -13,7 +13,7 @@ from cs336_systems.parallel.symmetric_memory import allocate
 
 
 class SymmetricMemoryBucket(ShardedBucket):
-    """A bucket of parameters in symmetric memory, which the other ranks may write into."""
+    """A bucket of parameters in symmetric memory, to which the other ranks may write."""
 
     def send(self) -> None:
         """Write this rank's updated parameters to the other ranks, in the current stream.
@@ -23,7 +23,9 @@ class SymmetricMemoryBucket(ShardedBucket):
         self.mark_updated()
         if self.owner not in (None, self.rank):
             return
-        for distance in range(1, self.ranks):  # Each rank begins with another one: no two write to the same at a time.
+        for distance in range(
+            1, self.ranks
+        ):  # Each rank starts with a different one, so that no two write to the same rank at a time.
             there = self._of_rank[(self.rank + distance) % self.ranks]
             self.my_slot(there).copy_(self.my_slot(self._flat))
 
@@ -40,11 +42,11 @@ class SymmetricMemoryBucket(ShardedBucket):
 class SymmetricMemoryShardedOptimizer(ShardedOptimizer):
     """A `ShardedOptimizer` whose parameters lie in symmetric memory, sent without collectives.
 
-    On GPUs, copy engines move the parameters. A collective's kernels share SMs with the updates that they overlap with,
+    On GPUs, copy engines move the parameters. A collective's kernels share SMs with the updates they overlap with,
     which slows down both; copy engines need no SMs.
 
-    All parameters are on one device, and all ranks on one machine: a RuntimeError says that they cannot reach each
-    other's memory.
+    All parameters must be on one device, and all ranks on one machine; a RuntimeError is raised if they cannot reach
+    each other's memory.
     """
 
     _bucket_type = SymmetricMemoryBucket
@@ -73,5 +75,5 @@ class SymmetricMemoryShardedOptimizer(ShardedOptimizer):
         last = self._buckets[-1]
         assert isinstance(last, SymmetricMemoryBucket)
         with self._sending:
-            last.barrier()  # All parameters are there.
+            last.barrier()  # All parameters have arrived.
         current_stream(self._device).wait_stream(self._sending)

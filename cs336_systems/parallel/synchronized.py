@@ -1,7 +1,7 @@
-"""Who averages a parameter's gradient over ranks, and who uses the gradient up during the backward pass.
+"""Track who averages a parameter's gradient over ranks, and who consumes the gradient during the backward pass.
 
-Both act in hooks of `register_post_accumulate_grad_hook`, so that a parameter may have only one of them: a gradient
-that is used up in its hook is not averaged yet, and is gone when the wrapper averages. Here each finds the other.
+Both act in hooks of `register_post_accumulate_grad_hook`, so a parameter may have only one of them: a gradient that is
+consumed in its hook is not averaged yet, and is gone when the wrapper averages. This module lets each detect the other.
 
 A DTensor is the exception. The hooks of a sharded parameter, of `FullyShardedDataParallel` or PyTorch's `fully_shard`,
 run when its averaged gradient is set.
@@ -18,18 +18,18 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
-# The ids of the parameters that each holds, as long as it exists. A weak reference to a parameter would keep it from
-# being swapped, as Module.to_empty does with DTensors.
+# The ids of the parameters that each object holds, as long as it exists. A weak reference to a parameter would prevent
+# swapping it, as Module.to_empty does with DTensors.
 _synchronizers: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
 _users: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
 _names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def synchronizer_of(parameter: Tensor) -> object | None:
-    """The wrapper that averages a parameter's gradient: of this library, or PyTorch's DDP or first FSDP; None: nobody.
+    """The wrapper that averages a parameter's gradient: this library's, or PyTorch's DDP or first FSDP; None: nobody.
 
     For PyTorch's FSDP it is the class. PyTorch's `fully_shard` has no wrapper: its parameters are DTensors, averaged
-    when the backward pass ends. A torch DDP that is a deep copy, or was unpickled, is not known.
+    when the backward pass ends. A deep-copied or unpickled torch DDP is not detected.
     """
     if getattr(parameter, "_fsdp_flattened", False):
         from torch.distributed.fsdp import FullyShardedDataParallel
@@ -39,7 +39,7 @@ def synchronizer_of(parameter: Tensor) -> object | None:
 
 
 def synchronizes(wrapper: object, parameters: Iterable[Tensor]) -> None:
-    """Record that `wrapper` averages the gradients of these parameters, which it holds, as long as it exists."""
+    """Record that `wrapper`, which holds these parameters, averages their gradients as long as it exists."""
     _synchronizers[wrapper] = {id(parameter) for parameter in parameters}
 
 
@@ -47,7 +47,7 @@ def check_not_used_up(parameters: Iterable[Tensor], wrapper: str) -> None:
     """Check that a wrapper can average the gradients of these parameters.
 
     Raises:
-        ValueError: somebody uses a gradient up in the backward pass.
+        ValueError: a gradient is consumed in the backward pass.
     """
     for parameter in parameters:
         if user := _user_of(parameter):
@@ -58,24 +58,24 @@ def check_not_used_up(parameters: Iterable[Tensor], wrapper: str) -> None:
 
 
 def uses_up(user: object, parameters: Iterable[Tensor], name: str = "") -> None:
-    """Record that `user`, which holds these parameters, uses their gradients up, until `release` or its own end.
+    """Record that `user`, which holds these parameters, consumes their gradients, until `release` or its deletion.
 
-    Errors call it by `name`, or by its class.
+    Errors refer to it by `name` or by its class.
     """
     _users[user] = {id(parameter) for parameter in parameters}
     _names[user] = name or type(user).__name__
 
 
 def release(user: object) -> None:
-    """Record that `user` uses no gradients up any more."""
+    """Record that `user` no longer consumes gradients."""
     _users.pop(user, None)
 
 
 def check_complete_in_backward(parameters: Iterable[Tensor], user: str) -> None:
-    """Check that the gradients of these parameters are averaged, or not to be averaged, when their hooks run.
+    """Check that these parameters' gradients are averaged, or need no averaging, when their hooks run.
 
     Raises:
-        ValueError: a wrapper averages a gradient later, or somebody else uses it up.
+        ValueError: a wrapper averages a gradient later, or something else consumes it.
     """
     for parameter in parameters:
         synchronizer = None if isinstance(parameter, DTensor) else synchronizer_of(parameter)
@@ -92,7 +92,7 @@ def check_complete_in_backward(parameters: Iterable[Tensor], user: str) -> None:
 
 
 def _user_of(parameter: Tensor) -> str | None:
-    """The name of who uses a parameter's gradient up; None: nobody."""
+    """The name of the object that consumes a parameter's gradient; None if there is none."""
     user = _holder(_users, parameter)
     return None if user is None else _names[user]
 
@@ -102,7 +102,7 @@ def _holder(holders: Mapping[Any, set[int]], parameter: Tensor) -> object | None
 
 
 def _note_torch_ddp(module: nn.Module, name: str, child: Any) -> None:
-    """Record PyTorch's DDP when its module is put into it; its hooks, which are C++, cannot be seen."""
+    """Record PyTorch's DDP when its module is set; its C++ hooks cannot be seen."""
     if isinstance(module, DistributedDataParallel) and name == "module":
         ignored = getattr(child, "_ddp_params_and_buffers_to_ignore", ())
         averaged = [p for key, p in child.named_parameters() if p.requires_grad and key not in ignored]

@@ -4,11 +4,11 @@ from cs336_systems.limits import AHEAD
 
 
 class Timeline:
-    """The order of uses in one pass, forward and backward, and the uses expected next."""
+    """The order of uses in one pass, forward and backward, and the expected next uses."""
 
     def __init__(self) -> None:
         self._expected: list[int] = []
-        self._seen = 0  # how many uses of this pass have been as expected
+        self._seen = 0  # number of uses in this pass that matched the expected order
         self._uses: list[int] = []
 
     def begin_pass(self) -> None:

@@ -6,7 +6,7 @@
 
 Every rank writes its rows. Any number of ranks can read them, or one process without a group (`no_dist=True`).
 
-Load only what you trust: `dcp.load` unpickles, and a pickle can run any code.
+Load only checkpoints you trust: `dcp.load` unpickles, and a pickle can run any code.
 """
 
 from collections.abc import Mapping
@@ -27,16 +27,16 @@ from cs336_systems.parallel.update_in_backward import UpdateInBackward
 class TrainingState(Stateful):
     """The state of a model and its optimizer by the parameters' names, whether sharded or not.
 
-    A checkpoint of either kind loads into the other, over any number of ranks. A checkpoint that cannot be read to its
-    end, or is another model's, leaves model and optimizer unchanged. Like PyTorch's functions, which it uses, it
-    requires each parameter of the optimizer to have had a gradient before the checkpoint is saved.
+    A checkpoint of either kind loads into the other, on any number of ranks. An incomplete checkpoint, or one of
+    another model, leaves model and optimizer unchanged. Like PyTorch's functions, which it uses, it requires each
+    parameter of the optimizer to have had a gradient before the checkpoint is saved.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | UpdateInBackward):
         """Wrap a FullyShardedDataParallel or a model in one process, and an optimizer of its parameters.
 
-        Or wrap a model and an UpdateInBackward of its parameters: then each rank has the whole state in its host's
-        memory while a checkpoint is saved or loaded.
+        Or wrap a model and an UpdateInBackward of its parameters: then each rank holds the full state in host memory
+        while a checkpoint is saved or loaded.
 
         Raises:
             TypeError: the optimizer is neither.
@@ -54,7 +54,7 @@ class TrainingState(Stateful):
     def state_dict(self) -> dict[str, Any]:
         """Copy the state into the host's memory; loading fills these copies before it touches the model.
 
-        An optimizer that has not made a step gets its initial state.
+        An optimizer that has not taken a step gets its initial state.
         """
         state = {"model": self._module.state_dict(), "optimizer": self._optimizer_state()}
         copies: dict[str, Any] = tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), state)
@@ -111,7 +111,7 @@ def _renamed(state: Mapping[str, Any], names: Mapping[Any, Any]) -> dict[str, An
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint with the last name in a folder of checkpoints; None if there is none.
+    """The checkpoint with the last name in a folder; None if there is none.
 
     Unfinished checkpoints do not count: the file `.metadata` is written last, and atomically.
     """

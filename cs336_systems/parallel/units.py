@@ -47,7 +47,7 @@ class Unit:
 
     @property
     def has_ambiguous_gradients(self) -> bool:
-        """Whether a gradient's arrival does not imply that this unit's backward pass no longer needs the weight.
+        """Whether this unit's backward pass may still need a weight after its gradient has arrived.
 
         A frozen weight has no gradient, and a tied one has to wait for other units.
         """
@@ -62,7 +62,7 @@ class Unit:
                 weight.arrival = transfer
 
     def show_whole(self, compute_dtype: torch.dtype | None) -> None:
-        """Register the whole weights in the unit's layers, and biases in the same dtype.
+        """Register the full weights in the unit's layers, and biases in the same dtype.
 
         Raises:
             RuntimeError: a weight was replaced.
@@ -93,7 +93,7 @@ def shard_weights(module: nn.Module, compute_dtype: torch.dtype | None, mesh: De
     weights = {}
     names = {parameter: name for name, parameter in module.named_parameters()}
     places = deque((names.pop(parameter), parameter, owners) for parameter, owners in find_places(module).items())
-    while places:  # Lets go of each weight before the next is copied.
+    while places:  # Releases each weight before the next is copied.
         label, parameter, owners = places.popleft()
         if is_sharded(parameter, owners):
             weight = ShardedWeight(label, parameter, compute_dtype, mesh)
@@ -152,7 +152,7 @@ def is_sharded(parameter: nn.Parameter, places: Sequence[Place]) -> bool:
 
 
 def is_bias(place: Place, weights: dict[Place, ShardedWeight]) -> bool:
-    """Whether a parameter of a layer is not a sharded weight, and takes part in its computation."""
+    """Whether a layer's parameter is used in its computation but is not a sharded weight."""
     owner, name = place
     parameter = owner._parameters[name]
     return place not in weights and parameter is not None and parameter.is_floating_point()

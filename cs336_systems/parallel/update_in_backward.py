@@ -1,15 +1,15 @@
-"""A sharded optimizer whose update, with all communication, runs while the backward pass goes on (ZeRO's stage 2).
+"""A sharded optimizer that updates and communicates during the backward pass (ZeRO stage 2).
 
     update = UpdateInBackward(units_of(model), torch.optim.AdamW, lr=1e-4)
     loss(model(inputs), targets).backward()
     update.finish()
 
-A unit's gradients are reduce-scattered as soon as the backward pass has computed all of them; each rank then updates
-its share of the unit's numbers, and an all-gather returns the new weights to all ranks. A rank keeps all weights, its
-share of the optimizer's state, and gradients of a few units. (Rajbhandari et al. 2020, ZeRO.)
+A unit's gradients are reduce-scattered as soon as all of them are ready; each rank then updates its share of the unit's
+elements, and an all-gather returns the new weights to all ranks. A rank keeps all weights, its share of the optimizer
+state, and the gradients of a few units. (Rajbhandari et al. 2020, ZeRO.)
 
-Unlike `ShardedOptimizer`, a unit is divided by numbers rather than by whole parameters, so that its parameters keep
-their order in memory, and neighbors can be the operand of one matmul.
+Unlike in `ShardedOptimizer`, a unit is divided by elements, not by whole parameters, so that its parameters keep their
+order in memory and neighbours can be the operand of one matmul.
 """
 
 import math
@@ -40,14 +40,14 @@ NOT_ELEMENTWISE: tuple[type[Optimizer], ...] = (
     SparseAdam,
     *([torch.optim.Muon] if hasattr(torch.optim, "Muon") else []),
 )
-"""Optimizers whose update of a number depends on others, or on sparse gradients."""
+"""Optimizers whose update of an element depends on other elements, or on sparse gradients."""
 
 
 class Unit:
-    """Parameters of one dtype, one after another in one tensor, of which each rank updates an equal share."""
+    """Parameters of one dtype, contiguous in one tensor; each rank updates an equal share."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], rank: int, ranks: int):
-        """Move parameters of one dtype and device into one tensor, of which their data become views."""
+        """Move parameters of one dtype and device into one tensor, and make them views of it."""
         self.parameters = parameters
         dtype, device = self.parameters[0].dtype, self.parameters[0].device
         size = sum(parameter.numel() for parameter in self.parameters)
@@ -60,15 +60,15 @@ class Unit:
                 view.copy_(parameter)
                 parameter.data = view
         self.share = nn.Parameter(self.flat.narrow(0, rank * share, share))
-        """[share]: the numbers that this rank updates, in the memory of `flat`."""
+        """[share]: the elements that this rank updates, in the memory of `flat`."""
         self.awaited = len(self.parameters)
-        """Gradients that this step's backward pass has still to compute."""
+        """Gradients that this step's backward pass still has to compute."""
 
     def check_in_place(self) -> None:
-        """Check that the parameters still are views of `flat`, which is what is updated.
+        """Check that the parameters are still views of `flat`, which is updated.
 
         Raises:
-            RuntimeError: one was cast or moved, or its data were replaced.
+            RuntimeError: one was cast or moved, or its data was replaced.
         """
         for parameter, view in zip(self.parameters, self._views, strict=True):
             if parameter.data_ptr() != view.data_ptr() or parameter.dtype is not view.dtype:
@@ -78,7 +78,7 @@ class Unit:
                 )
 
     def cut(self, values: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        """This rank's share of one tensor for each parameter, [share] in a dtype."""
+        """This rank's share of one tensor per parameter, [share] in the given dtype."""
         flat = torch.zeros_like(self.flat, dtype=dtype)
         for view, value in zip(views_like(flat, self.parameters), values, strict=True):
             view.copy_(value)
@@ -104,9 +104,9 @@ class Unit:
 class UpdateInBackward:
     """Reduces, updates and gathers each unit while the backward pass computes the gradients of the next ones.
 
-    After `finish()` all ranks have the weights of the unsharded optimizer, given the mean gradients. Each backward pass
-    is a step, in which every parameter needs a gradient: gradients cannot be accumulated or clipped by their norm, as
-    they are used up before all of them exist.
+    After `finish()` all ranks have the weights that the unsharded optimizer computes from the mean gradients. Each
+    backward pass is a step and must compute every parameter's gradient. Gradients cannot be accumulated or clipped by
+    their norm, since they are consumed before all of them exist.
     """
 
     def __init__(
@@ -122,14 +122,14 @@ class UpdateInBackward:
         Args:
             units: parameters that are reduced and updated together, in the order in which a model uses them, such as
                 `units_of(model)`; each parameter is in one of them.
-            optimizer_cls: the class of an optimizer that treats every number of a parameter alike, such as AdamW.
+            optimizer_cls: the class of an elementwise optimizer, such as AdamW.
             process_group: the ranks; None: all.
             kwargs: arguments of the optimizer.
 
         Raises:
             ValueError: a unit has no parameters, or of several dtypes or devices; a parameter is frozen, in two places,
-                on the meta device or a DTensor; the ranks' units differ; a data-parallel wrapper averages the
-                gradients, too; or the optimizer computes with whole matrices, or with all parameters at once.
+                on the meta device or a DTensor; the ranks' units differ; a data-parallel wrapper also averages the
+                gradients; or the optimizer computes with whole matrices, or with all parameters at once.
         """
         members = [list(unit) for unit in units]
         parameters = [parameter for unit in members for parameter in unit]
@@ -144,7 +144,7 @@ class UpdateInBackward:
             # A MasterAdamW allocates its state on the current stream, before gradients need memory.
             getattr(optimizer, "prepare", lambda: None)()
         self.enabled = True
-        """Whether gradients update the weights; else they are dropped, which costs a step no more than its passes."""
+        """Whether gradients update the weights; otherwise they are dropped, at no cost beyond the passes."""
         self._communication_stream = CommunicationStream(self.units[0].flat.device)
         self._running: list[Transfer] = []
         for unit in self.units:
@@ -223,13 +223,13 @@ class UpdateInBackward:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The group of each unit, whose hyperparameters may be changed between steps; its parameter is a share."""
+        """One group per unit; its hyperparameters may be changed between steps; its parameter is a share."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def zero_grad(self) -> None:
-        """Drop what a backward pass that failed has left, so that the next one begins a step.
+        """Drop the gradients of a failed backward pass, so that the next one begins a step.
 
-        Units that it had already updated remain so, on all ranks if it failed on all of them.
+        Units that it had already updated stay updated, on all ranks if it failed on all of them.
         """
         self.wait()
         for unit in self.units:
@@ -240,8 +240,8 @@ class UpdateInBackward:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all parameters in the host's memory, numbered in the order of the units.
 
-        All ranks call this. It is the format of the optimizer that is not sharded, and loads into it, and into any
-        number of ranks. Weights are not part of it: save the model's `state_dict` next to it.
+        All ranks call this. It has the unsharded optimizer's format, and loads into that optimizer and onto any number
+        of ranks. Weights are not part of it: save the model's `state_dict` next to it.
         """
         states: list[dict[str, Any]] = []
         for unit, optimizer in zip(self.units, self.optimizers, strict=True):
@@ -254,7 +254,7 @@ class UpdateInBackward:
         return {"state": {n: state for n, state in enumerate(states) if state}, "param_groups": [group]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` returned on any number of ranks, or the state of the optimizer that is not sharded.
+        """Load the result of `state_dict` from any number of ranks, or the unsharded optimizer's state.
 
         Raises:
             ValueError: it has several groups, or other parameters; nothing is loaded.
@@ -270,7 +270,7 @@ class UpdateInBackward:
             )
 
     def _parts(self, unit: Unit, value: Any) -> list[Any]:
-        """The value of each parameter in a unit, on the host, given this rank's share of it, or what they share."""
+        """Each parameter's value in a unit, on the host, from this rank's share of it or from a common value."""
         if not isinstance(value, Tensor):
             return [value] * len(unit.parameters)
         if value.shape != unit.share.shape:
@@ -282,7 +282,7 @@ class UpdateInBackward:
         raise TypeError(f"a {type(self).__name__} cannot be copied or pickled; allowed: its state_dict()")
 
     def _whole(self, share: Tensor) -> Tensor:
-        """Gather the shares of all ranks; as bytes, since not every backend sends 16-bit integers."""
+        """Gather the shares of all ranks, as bytes since not every backend sends 16-bit integers."""
         whole = share.new_empty(self.ranks * len(share))
         all_gather_single(whole.view(torch.uint8), share.view(torch.uint8), group=self.process_group)
         return whole
@@ -303,9 +303,10 @@ class UpdateInBackward:
 
 
 def units_of(model: nn.Module) -> list[list[nn.Parameter]]:
-    """Divide a model's parameters into those of each block, a module in a ModuleList or Sequential, and those between.
+    """Divide a model's parameters into units: one per block, and one for the parameters between two blocks.
 
-    Lists within a block are part of it. A parameter that several modules share is in several places.
+    A block is a module in a ModuleList or Sequential. Lists within a block are part of the block. A parameter that
+    several modules share is in several places.
     """
     units: list[list[nn.Parameter]] = [[]]
 
@@ -358,7 +359,7 @@ def check_elementwise(optimizer_cls: Any) -> None:
     """Check that an optimizer may update a share of a unit.
 
     Raises:
-        ValueError: its update of a number depends on others.
+        ValueError: its update of an element depends on other elements.
     """
     if isinstance(optimizer_cls, type) and issubclass(optimizer_cls, NOT_ELEMENTWISE):
         name = optimizer_cls.__name__
@@ -368,17 +369,17 @@ def check_elementwise(optimizer_cls: Any) -> None:
 
 
 def is_elementwise(name: str, value: Any, unit: Unit) -> bool:
-    """Whether an entry of the first parameter's state has one number for each of the parameter's."""
+    """Whether an entry of the first parameter's state has as many elements as the parameter."""
     return name != "step" and isinstance(value, Tensor) and value.shape == unit.parameters[0].shape
 
 
 def check_loadable(
     state_dict: Mapping[str, Any], units: Sequence[Sequence[nn.Parameter]]
 ) -> tuple[Mapping[str, Any], list[list[Mapping[str, Any]]]]:
-    """The group of a state dict, and the states of each unit's parameters.
+    """Return the group of a state dict, and the states of each unit's parameters.
 
     Raises:
-        ValueError: it has several groups, more or fewer parameters, states of some parameters of a unit only, or a
+        ValueError: it has several groups, more or fewer parameters, states for only some parameters of a unit, or a
             tensor of another shape.
     """
     groups, total = state_dict["param_groups"], sum(map(len, units))
@@ -398,7 +399,7 @@ def check_loadable(
 
 
 def arrival_hook(this: "weakref.ref[UpdateInBackward]", number: int) -> Callable[[Tensor], None]:
-    """Make a hook that holds no reference to the optimizer, which would be a cycle."""
+    """Make a hook without a reference to the optimizer, which would create a cycle."""
 
     def hook(_: Tensor) -> None:
         if (update := this()) is not None:
@@ -408,10 +409,10 @@ def arrival_hook(this: "weakref.ref[UpdateInBackward]", number: int) -> Callable
 
 
 class UpdateOfOneRank(UpdateInBackward):
-    """The update of one rank of several without the others: its work on a device that is alone.
+    """The update of one rank of several without the others, to run one rank's work on a single device.
 
-    It sends nothing; the rank's share follows its own gradients, and the other shares keep their weights. With one rank
-    it is a whole optimizer that updates during the backward pass.
+    It sends nothing; the rank's share follows its own gradients, and the other shares keep their weights. With one
+    rank, it is a complete optimizer that updates during the backward pass.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from cs336_systems.parallel.data_parallel import BucketedDataParallel, average, 
 
 
 class GroupedDataParallel(BucketedDataParallel):
-    """Tries to save the copies into buckets: one grouped call sends a bucket's gradients from where they are.
+    """Tries to save the copies into buckets: one grouped call sends a bucket's gradients in place.
 
     NCCL runs the grouped all-reduces in one kernel.
     """
@@ -49,7 +49,7 @@ class PriorityDataParallel(BucketedDataParallel):
         """Wrap a module, as `BucketedDataParallel` does.
 
         Raises:
-            RuntimeError: the ranks communicate over something that has no streams.
+            RuntimeError: the ranks' backend has no streams.
         """
         if (backend := dist.get_backend(process_group)) != "nccl":
             raise RuntimeError(f"{backend} has no streams that could have a priority; only NCCL has")
@@ -70,7 +70,7 @@ class Bf16WireDataParallel(BucketedDataParallel):
 
     def __init__(self, module: nn.Module, bucket_size_mb: float, *, process_group: dist.ProcessGroup | None = None):
         super().__init__(module, bucket_size_mb, process_group=process_group)
-        self._rounded: dict[Bucket, tuple[Tensor, Tensor]] = {}  # a bucket's gradients, and what is sent of them
+        self._rounded: dict[Bucket, tuple[Tensor, Tensor]] = {}  # a bucket's gradients, and the tensors sent for them
 
     def _start(self, bucket: Bucket) -> dist.Work:
         gradients = bucket.gather()
@@ -86,7 +86,7 @@ class Bf16WireDataParallel(BucketedDataParallel):
 class OptimizerOverlapDataParallel(BucketedDataParallel):
     """Tries to hide the last buckets behind the optimizer: each bucket's parameters are updated once it is averaged.
 
-    `finish_gradient_synchronization()` is the optimizer's step, too. Each parameter needs a gradient in each step.
+    `finish_gradient_synchronization()` is also the optimizer's step. Each parameter needs a gradient in each step.
     """
 
     def __init__(
@@ -97,7 +97,9 @@ class OptimizerOverlapDataParallel(BucketedDataParallel):
         *,
         process_group: dist.ProcessGroup | None = None,
     ):
-        """Wrap a module, as `BucketedDataParallel` does, with its optimizer, whose state is used and kept up."""
+        """Wrap a module, as `BucketedDataParallel` does, with its optimizer, whose state is used and kept up to
+        date.
+        """
         super().__init__(module, bucket_size_mb, process_group=process_group)
         (group,) = optimizer.param_groups
         self._optimizers: dict[Bucket, Optimizer] = {}
