@@ -5,8 +5,8 @@
     loss.backward()
     optimizer.step(scale=clip_scale(model.parameters(), max_norm=1.0))
 
-With 26 bytes per parameter and step, the update is limited by memory bandwidth alone. It is computed in fp32 whatever
-the weights' dtype, so small updates are not lost in bf16's eight bits.
+With 26 bytes per parameter and step, the update is purely memory-bound. It is computed in fp32 for any weight dtype, so
+small updates are not lost in bf16's eight bits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,9 +41,9 @@ Numbered = tuple[torch.nn.Parameter, int]
 class MasterAdamW(Optimizer):
     """AdamW (Loshchilov & Hutter 2019, algorithm 2) with fp32 masters and moments; semantics of torch.optim.AdamW.
 
-    bf16 parameters keep the rest of their fp32 master as an int16 remainder in the state; fp32 parameters are their own
-    masters. On a GPU one Triton kernel updates all parameters, without a synchronization: the step can be captured in
-    a CUDA graph after one call of `prepare`. A parameter without a gradient is skipped.
+    For bf16 parameters, the state keeps the rest of the fp32 master as an int16 remainder; fp32 parameters are their
+    own masters. On a GPU one Triton kernel updates all parameters without a synchronization, so the step can be
+    captured in a CUDA graph after one call of `prepare`. A parameter without a gradient is skipped.
     """
 
     def __init__(
@@ -61,10 +61,9 @@ class MasterAdamW(Optimizer):
             params: bf16 or fp32 parameters, or groups of them.
             lr: learning rate. Schedulers may set it; inside a CUDA graph it is read from the device, where
                 `upload_hyperparameters` writes it.
-            betas: decay of the first and of the second moment per step.
-            eps: added to the denominator.
-            weight_decay: decoupled weight decay, multiplied by lr.
-            unsupported: options of torch.optim.AdamW, accepted at values that change nothing.
+            betas: decay of the first and of the second moment per step. eps: added to the denominator. weight_decay:
+                decoupled weight decay, multiplied by lr. unsupported: options of torch.optim.AdamW, accepted only with
+                values that change nothing.
 
         Raises:
             TypeError: an argument does not exist.
@@ -84,7 +83,7 @@ class MasterAdamW(Optimizer):
         self._captured: set[ParameterTable] = set()  # which graphs read
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters, each of which is checked; a group that is refused is not added."""
+        """Add a parameter group after checking each parameter; a refused group is not added."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -109,7 +108,7 @@ class MasterAdamW(Optimizer):
         self.upload_hyperparameters()
 
     def upload_hyperparameters(self) -> None:
-        """Write changed hyperparameters to the device; before the replay of a graph that holds a step.
+        """Write changed hyperparameters to the device; call it before replaying a graph with a step.
 
         Raises:
             RuntimeError: parameters or state have moved in memory since the graph was captured.
@@ -130,18 +129,17 @@ class MasterAdamW(Optimizer):
         """Update the parameters that have gradients.
 
         Args:
-            closure: computes the loss, and gradients.
-            scale: factor of the gradients, one number; on their device, as `clip_scale` returns it, the host does not
-                wait.
-            gradients: fp32 gradients that replace those in `.grad`, such as those of `GradientSums`.
+            closure: computes the loss, and gradients. scale: factor of the gradients, one number. If it is on their
+                device, like the result of `clip_scale`, the host does not wait.
+            gradients: fp32 gradients to use instead of `.grad`, such as the sums of `GradientSums`.
 
         Returns:
             the closure's result.
 
         Raises:
             ValueError: a gradient is sparse, has neither its parameter's dtype nor fp32, or is not shaped or sharded
-                like its parameter; a parameter has become one that the constructor refuses; a state is of another
-                shape; or `scale` is not one number, or is given while updates run under the backward pass. Nothing is
+                like its parameter; a parameter now has a property that the constructor refuses; a state has another
+                shape; or `scale` is not one number, or is given while updates run during the backward pass. Nothing is
                 updated.
         """
         if self._hooked and scale is not None:
@@ -161,10 +159,10 @@ class MasterAdamW(Optimizer):
     def during_backward(self) -> UnderBackward:
         """Update each parameter as soon as its gradient is accumulated, and free the gradient.
 
-        On a GPU the updates run on a stream of their own, under the rest of the backward pass; backward returns when
-        the current stream waits for them. Hyperparameters are those of the backward call, and `step` has nothing left
-        to do. What needs all gradients at once is impossible: clipping by their global norm, accumulation over several
-        backward passes (each would update), gradients that are read afterwards, and wrappers that average gradients
+        On a GPU the updates run on a separate stream, overlapping the rest of the backward pass; when backward returns,
+        the current stream waits for them. Hyperparameters are read at the backward call, and `step` has nothing left to
+        do. Anything that needs all gradients at once is impossible: clipping by their global norm, accumulation over
+        several backward passes (each would update), reading gradients afterwards, and wrappers that average gradients
         after the backward pass. Sharded parameters of FullyShardedDataParallel and `fully_shard` are updated when their
         averaged gradients are set.
 
@@ -172,7 +170,7 @@ class MasterAdamW(Optimizer):
             a handle whose `remove` ends this.
 
         Raises:
-            RuntimeError: updates already run under the backward pass.
+            RuntimeError: updates already run during the backward pass.
             ValueError: a data-parallel wrapper averages a gradient later, as torch DDP does.
         """
         if self._hooked:
@@ -210,7 +208,7 @@ class MasterAdamW(Optimizer):
         """Load the state of a MasterAdamW, or of a torch.optim.AdamW; tensors that a graph holds are kept, and filled.
 
         Weights are not part of it: a model's bf16 weights are loaded before or after, with the model. A state without
-        remainders, as torch.optim.AdamW's, leaves the masters as they are: load the fp32 weights with `load_masters`.
+        remainders, like torch.optim.AdamW's, leaves the masters unchanged: load the fp32 weights with `load_masters`.
 
         Raises:
             ValueError: it is another optimizer's, or does not fit the parameters; nothing is loaded.
@@ -235,7 +233,7 @@ class MasterAdamW(Optimizer):
         for parameter, (state, _) in saved.items():
             if state is not None:
                 load_saved(parameter, self.state[parameter], state)
-            else:  # as new, in the memory that it has
+            else:  # as if new, in its existing memory
                 for value in self.state.get(parameter, {}).values():
                     value.zero_()
         self.param_groups = groups
@@ -269,9 +267,9 @@ class MasterAdamW(Optimizer):
         torch.autograd.graph.increment_version(list(gradients))
 
     def _ready(self, wanted: Sequence[Numbered]) -> tuple[list[Numbered], list[tuple[ParameterTable, list[Numbered]]]]:
-        """Bring parameters and their states in line; return those to update on the host, and the others by table.
+        """Make states match their parameters; return the parameters to update on the host, and the others by table.
 
-        Everything is checked before a state is changed. Parameters that a table holds have been checked.
+        Everything is checked before a state is changed. Parameters in a table have already been checked.
         """
         for table in self._tables:  # usually the only one
             if table.holds(wanted, self.state):
@@ -294,7 +292,7 @@ class MasterAdamW(Optimizer):
         return on_host, ready
 
     def _table_of(self, kind: Kind, members: Sequence[Numbered]) -> ParameterTable | None:
-        """The table that holds parameters of a kind as they are now.
+        """The table with the current parameters of a kind.
 
         Raises:
             RuntimeError: there is none, and a CUDA graph is being captured.
@@ -307,7 +305,7 @@ class MasterAdamW(Optimizer):
         return None
 
     def _make_table(self, kind: Kind) -> ParameterTable:
-        """Make a table of all parameters of a kind that have a state; tables that no longer hold are dropped."""
+        """Make a table of all parameters of a kind that have a state; outdated tables are dropped."""
         alike = {p: n for p, n in self._numbered() if (p.device, p.dtype) == kind and self.state.get(p)}
         with_elements = {p: n for p, n in alike.items() if own_part(p).numel()}
         for parameter in with_elements:

@@ -1,4 +1,4 @@
-"""Hyperparameters of MasterAdamW, as its groups, state dicts and `step` get them."""
+"""Hyperparameters of MasterAdamW in its groups, state dicts and `step`."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "differentiable": (False,),
     "decoupled_weight_decay": (True,),
 }
-"""Options of torch.optim.AdamW, each with the values that change no result here."""
+"""Options of torch.optim.AdamW, each with the values that do not change results here."""
 
 
 def check_group(group: Mapping[str, Any]) -> None:

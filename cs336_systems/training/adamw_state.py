@@ -1,7 +1,7 @@
 """State of one parameter of MasterAdamW: step, two moments and, for bf16, the remainder of the fp32 master.
 
-A state follows its parameter: same shape, device and memory layout, and the same sharding if it is a DTensor. A model
-that was cast or moved, or a state that was cleared or replaced, is brought in line before the next update.
+A state follows its parameter: same shape, device and memory layout, and the same sharding if it is a DTensor. If a
+model was cast or moved, or a state was cleared or replaced, the state is adapted before the next update.
 """
 
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def tensors_of(parameter: Tensor) -> dict[str, torch.dtype]:
-    """The tensors in the state of a parameter that are shaped like it, with their dtypes."""
+    """The tensors in a parameter's state that have its shape, with their dtypes."""
     moments = dict.fromkeys(MOMENTS, torch.float32)
     return {**moments, "remainder": torch.int16} if parameter.dtype is torch.bfloat16 else moments
 
 
 def check_parameter(parameter: Tensor) -> None:
-    """Refuse parameters whose memory the kernel cannot walk through.
+    """Refuse parameters whose memory the kernel cannot traverse.
 
     Raises:
         ValueError: its dtype is neither bf16 nor fp32, it is on the meta device, has gaps in memory, consists of
@@ -62,7 +62,7 @@ def check_gradient(parameter: Tensor, gradient: Tensor) -> None:
         and not isinstance(parameter, DTensor)
         and not isinstance(gradient, DTensor)
     ):
-        return  # most are, and each check takes a microsecond of the host's time
+        return  # most match, and each check takes a microsecond of host time
     if gradient.layout is not torch.strided:
         raise ValueError("MasterAdamW does not support sparse gradients; use dense ones, or torch.optim.SparseAdam")
     if gradient.dtype is not parameter.dtype and gradient.dtype is not torch.float32:
@@ -98,7 +98,7 @@ def check_state(parameter: Tensor, state: Mapping[str, Any]) -> None:
 
 
 def fit_state(parameter: Tensor, state: dict[str, Any]) -> None:
-    """Make a state's missing tensors, which begin with zeros, and let the others follow the parameter."""
+    """Create a state's missing tensors as zeros, and make the others match the parameter."""
     step = state.get("step")
     if step is None:
         state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
@@ -132,7 +132,7 @@ def check_saved(parameter: Tensor, saved: Mapping[str, Any]) -> None:
 
 
 def load_saved(parameter: Tensor, state: dict[str, Any], saved: Mapping[str, Any]) -> None:
-    """Fill a state, which fits its parameter, in place; a remainder that was not saved is left as it is."""
+    """Fill a matching state in place; a remainder that was not saved is left unchanged."""
     state["step"].copy_(torch.as_tensor(saved["step"]).reshape(()))
     for name in tensors_of(parameter):
         if name in saved:

@@ -23,19 +23,19 @@ from cs336_systems.training.wrapped_passes import WrappedPasses
 
 
 class CapturedStep:
-    """A training step that the host launches at once.
+    """A training step that the host launches with one call.
 
         step = CapturedStep(lambda x, y: loss_of(model(x), y), MasterAdamW(model.parameters(), lr=3e-4), max_norm=1.0)
         for x, y in batches:
             loss = step(x, y)
 
-    Every call is one step of training: the first two run eagerly (eleven with DistributedDataParallel), the next one
-    captures the graph and replays it, as all later ones do. So nothing has to be undone or restored, and the results
-    are those of eager steps, bit for bit where the kernels are deterministic. The graph keeps its memory (activations,
+    Every call is one training step: the first two run eagerly (eleven with DistributedDataParallel), the next one
+    captures the graph and replays it, and all later ones replay it. So nothing has to be undone or restored, and the
+    results equal eager steps, bit for bit if the kernels are deterministic. The graph keeps its memory (activations,
     gradients) until this object is deleted. On a CPU all calls run eagerly.
 
-    Random numbers of the default generator, as dropout draws them, are new in each replay. What the loss function does
-    on the host, such as printing or reading a value, happens only during the first three calls.
+    Random numbers of the default generator, such as dropout's, are new in each replay. The loss function's actions on
+    the host, such as printing or reading a value, happen only during the first three calls.
     """
 
     def __init__(
@@ -52,27 +52,27 @@ class CapturedStep:
         """Prepare a step; nothing runs yet.
 
         Args:
-            loss_function: tensors of a batch to its mean loss, a scalar, or to a sum and the number of tokens in it;
-                without synchronizing with the host.
+            loss_function: maps a batch's tensors to its mean loss, a scalar, or to a sum and its number of tokens; it
+                must not synchronize with the host.
             optimizer: a MasterAdamW, or an optimizer of PyTorch with capturable=True. The latter reads its learning
                 rate from the device only if it is a tensor.
-            model: the data-parallel wrapper that averages the gradients, if there is one: any of
-                `cs336_systems.parallel`, DistributedDataParallel, or a module after `fully_shard`.
-            accumulate: micro-batches per step, consecutive parts of the batch along its first axis. Their gradients
-                are added up for a MasterAdamW in fp32 (see `GradientSums`), and averaged over ranks once, except where
-                they are sharded.
+            model: the data-parallel wrapper that averages the gradients, if any: a wrapper of `cs336_systems.parallel`,
+                DistributedDataParallel, or a module after `fully_shard`.
+            accumulate: micro-batches per step, consecutive parts of the batch along its first axis. For a MasterAdamW,
+                their gradients are summed in fp32 (see `GradientSums`). They are averaged over ranks once, unless they
+                are sharded.
             max_norm: clips the gradients to this global norm, over all ranks; None: no clipping.
-            update_during_backward: whether a MasterAdamW updates each parameter under the backward pass (see
+                update_during_backward: whether a MasterAdamW updates each parameter during the backward pass (see
                 `MasterAdamW.during_backward`).
             check_finite: raises a RuntimeError before the update if the loss or the norm of the gradients is not
                 finite. On a GPU it is a device-side assertion, which the process does not survive.
 
         Raises:
-            TypeError: model is not a data-parallel wrapper, or the optimizer none of PyTorch's kind, as an
-                UpdateInBackward is not.
+            TypeError: model is not a data-parallel wrapper, or the optimizer is not a PyTorch optimizer (an
+                UpdateInBackward is not).
             ValueError: accumulate or max_norm is out of range, the optimizer cannot be captured, the gradients are
-                averaged by another wrapper than model, or update_during_backward is combined with what needs all
-                gradients at once.
+                averaged by another wrapper than model, or update_during_backward is combined with an option that needs
+                all gradients at once.
         """
         if accumulate < 1:
             raise ValueError(f"accumulate is {accumulate}; allowed: whole numbers from 1")
@@ -108,27 +108,25 @@ class CapturedStep:
         """Train on a batch.
 
         Args:
-            batch: the loss function's arguments. Those of the first call set shapes, dtypes and devices for good, on a
-                GPU.
+            batch: the loss function's arguments. On a GPU, the first call fixes shapes, dtypes and devices.
 
         Returns:
-            this rank's loss before the update, the mean over its micro-batches: a scalar without a graph for
-            differentiation.
+            this rank's loss before the update, the mean over its micro-batches: a detached scalar.
 
         Raises:
-            TypeError: an argument is not a tensor, or the loss function returned something else than a loss.
+            TypeError: an argument is not a tensor, or the loss function did not return a loss.
             ValueError: a tensor differs in shape, dtype or device from the first call's, the batch cannot be divided
                 into micro-batches, gradients are averaged by another wrapper than model, the loss is not a scalar or
                 hides which tokens count, it does not come from model, or a hyperparameter that the graph holds as a
                 constant was changed.
-            RuntimeError: check_finite found the loss or the gradients' norm not to be finite.
+            RuntimeError: check_finite is set, and the loss or the gradients' norm is not finite.
         """
         _check_inputs(batch, self.accumulate)
         if not self._parameters()[0].is_cuda:
             return self._step(batch)
         if self._stream is None:
-            # Updates under the backward pass run on a stream of lower priority, in the gaps that this one leaves;
-            # communication on one of higher or equal priority, since other ranks wait for it.
+            # Updates during the backward pass run on a stream of lower priority, in this stream's gaps; communication
+            # runs at higher or equal priority, since other ranks wait for it.
             self._stream = torch.cuda.Stream(priority=-1 if self.update_during_backward else 0)
             device = self._parameters()[0].device
             self._inputs = tuple(torch.empty_like(x, device=device) for x in batch)
@@ -191,7 +189,9 @@ class CapturedStep:
 
     @torch.no_grad()
     def _normalize(self, sums: GradientSums, weights: list[Tensor]) -> Tensor:
-        """Scale the gradients so far to weights whose mean, over all ranks, is 1; return the last pass's factor."""
+        """Scale the gradients so far so that their weights have a mean of 1 over all ranks; return the last pass's
+        factor.
+        """
         mean = self._passes.mean(_sum(weights) / self.accumulate)
         factor = torch.where(mean > 0, 1 / mean, 1)
         kept = (p.grad for p in self._parameters() if p.grad is not None)

@@ -1,10 +1,10 @@
-"""Activation checkpointing that keeps attention's output, so that attention is not computed again.
+"""Activation checkpointing that keeps attention's output, so that attention is not recomputed.
 
     checkpoint_blocks(model, blocks=12)     # before the blocks are compiled
 
-Of a block's recomputation, attention is the part that grows with the square of the sequence, and its output and
-log-sum-exp (L) are what its backward pass needs: (2 d_model + 4 heads) bytes per token in bf16, as much again as the
-block's input. The rest of the block is matmuls and elementwise operations.
+In a block's recomputation, only attention grows with the square of the sequence length. Its backward pass needs its
+output and log-sum-exp (L): (2 d_model + 4 heads) bytes per token in bf16, about as much as the block's input. The rest
+of the block is matmuls and elementwise operations.
 """
 
 from functools import partial
@@ -26,20 +26,20 @@ KEPT = [torch.ops.cs336_systems.attention_forward.default]
 def checkpoint_blocks(model: nn.Module, blocks: int | None = None, *, keep_attention: bool = True) -> None:
     """Make blocks of a model keep only their input and attention's output and L for the backward pass, in place.
 
-    The first blocks are chosen: those that keep everything are the last, and free it first. Results and gradients are
-    the same, bit for bit where the kernels are deterministic. Call it after `fuse`, and before the blocks are
-    compiled: a block is then compiled together with its recomputation. Parameters and their names stay the same.
+    The first blocks are chosen: the last ones keep everything, and free it first. Results and gradients are unchanged,
+    bit for bit if the kernels are deterministic. Call it after `fuse`, and before the blocks are compiled: a block is
+    then compiled together with its recomputation. Parameters and their names stay the same.
 
     Args:
         model: has its blocks in a ModuleList `blocks`, and in each a module whose attribute `attention` is
             `flash_attention`, as TransformerLM and FusedTransformerLM do. Blocks of other classes may draw random
             numbers, as dropout does: the recomputation repeats them.
-        blocks: how many; None: all.
+        blocks: number of blocks; None: all.
         keep_attention: False keeps only the input: the least memory, and the most time.
 
     Raises:
-        ValueError: the model has no `blocks`, or not so many, a block is checkpointed or compiled already, or
-            keep_attention is asked for and a block does not call flash_attention. Nothing is changed then.
+        ValueError: the model has no `blocks` or too few, a block is already checkpointed or compiled, or keep_attention
+            is set and a block does not call flash_attention. Nothing is changed in this case.
     """
     layers = blocks_of(model)
     count = len(layers) if blocks is None else blocks
@@ -72,7 +72,7 @@ def _attentions(block: nn.Module) -> list[nn.Module]:
 
 
 def kept_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, **options: Any) -> Tensor:
-    """flash_attention as an operator, whose results a checkpoint can keep.
+    """flash_attention as an operator, so that a checkpoint can keep its results.
 
     Args:
         q: see `flash_attention`, as for all arguments.
@@ -81,7 +81,7 @@ def kept_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, **o
         is_causal: whether a query sees only the keys up to its own position.
         options: others of `flash_attention`, except return_lse.
     """
-    # With L the call goes through the operator even where nothing is compiled: a checkpoint sees operators only.
+    # With L the call goes through the operator even if nothing is compiled: a checkpoint sees only operators.
     return flash_attention(q, k, v, is_causal, return_lse=True, **options)[0]
 
 
@@ -91,7 +91,7 @@ class _Checkpointed:
     def __init__(self, block: nn.Module, keep_attention: bool):
         self.block = block
         self.replaced = block.__dict__.get("forward")
-        """A forward method that the block had in place of its class's."""
+        """A forward method that the block had instead of its class's."""
         self.keep_attention = keep_attention
         self.recomputing = False
 
@@ -101,7 +101,7 @@ class _Checkpointed:
         options: dict[str, Any] = {}
         if self.keep_attention:
             options["context_fn"] = partial(create_selective_checkpoint_contexts, KEPT)
-        # Without random numbers their state need not be put back for the second run, which a CUDA graph cannot do.
+        # Without random numbers, their state need not be restored for the second run, which a CUDA graph cannot do.
         options["preserve_rng_state"] = may_draw_random_numbers(self.block)
         forwards = iter((self.compute,))
 

@@ -1,4 +1,4 @@
-"""Clipping by the global norm without a pass of its own."""
+"""Clipping by the global norm without an extra pass."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,17 +15,16 @@ def clip_scale(
     *,
     gradients: Mapping[Any, Tensor] | None = None,
 ) -> Tensor:
-    """The factor that brings the global norm of the gradients to at most max_norm, without waiting for the device.
+    """Return the factor that reduces the gradients' global norm to at most max_norm, without waiting for the device.
 
-    `MasterAdamW.step` multiplies it into the gradients where it reads them, which saves the pass that
-    torch.nn.utils.clip_grad_norm_ takes. The formula is the same: min(1, max_norm / (norm + 1e-6)).
+    `MasterAdamW.step` multiplies the gradients by it as it reads them, which saves the pass of
+    torch.nn.utils.clip_grad_norm_. The formula is the same: min(1, max_norm / (norm + 1e-6)).
 
     Args:
-        parameters: those without a gradient are skipped; a parameter that is listed twice counts once. The norm of
-            DTensors is that of their shards on all ranks, all of which call this.
-        max_norm: the largest norm of all gradients together.
-        norm_type: above 0, `inf` included; 2: the Euclidean norm.
-        gradients: those that replace `.grad`, as in `MasterAdamW.step`.
+        parameters: those without a gradient are skipped; a parameter that is listed twice counts once. For DTensors,
+            the norm covers the shards of all ranks, and all ranks call this.
+        max_norm: the largest norm of all gradients together. norm_type: above 0, `inf` included; 2: the Euclidean norm.
+            gradients: used instead of `.grad`, as in `MasterAdamW.step`.
 
     Returns:
         one number on the first gradient's device, fp32 unless a gradient is float64; NaN if the norm is.

@@ -1,4 +1,4 @@
-"""CUDA graphs of calls that have run before on a stream of their own."""
+"""CUDA graphs of calls that have already run on a separate stream."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -22,9 +22,9 @@ def run_on(stream: torch.cuda.Stream, call: Callable[[], T]) -> T:
 
 
 def capture(stream: torch.cuda.Stream, call: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-    """Record a call on a stream, which does not run yet; return its graph, and its result, which replays overwrite.
+    """Record a call on a stream without running it; return its graph, and its result, which replays overwrite.
 
-    What it launches must have run before (see `run_on`): kernels are compiled, libraries initialized.
+    Everything it launches must have run before (see `run_on`), so that kernels are compiled and libraries initialized.
     """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):

@@ -16,15 +16,15 @@ KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 def runs_kernels(x: Tensor) -> bool:
     """Whether kernels compute on this tensor: on a GPU, or anywhere in Triton's interpreter (TRITON_INTERPRET=1).
 
-    Under torch.compile they do not: the compiler fuses the plain formula with what surrounds it. Nor do they where
-    operators are needed.
+    Under torch.compile they do not: the compiler fuses the plain formula with the surrounding operations. They also do
+    not if operators are needed.
     """
     supported = (INTERPRETED or (HAS_TRITON and x.is_cuda)) and x.dtype in KERNEL_DTYPES and x.numel() > 0
     return supported and not torch.compiler.is_compiling() and not needs_operators(x)
 
 
 def needs_operators(*tensors: Tensor) -> bool:
-    """Whether only operators of PyTorch compute right: inside a transform of torch.func, or on a tensor subclass."""
+    """Whether only PyTorch's operators are correct: inside a transform of torch.func, or on a tensor subclass."""
     for x in tensors:  # three times as fast as any(...)
         if type(x) not in PLAIN:
             return True
@@ -32,10 +32,9 @@ def needs_operators(*tensors: Tensor) -> bool:
 
 
 def check_whole(function: str, x: Tensor, *weights: Tensor) -> None:
-    """Check that no weight is a DTensor where the input is not.
+    """Check that no weight is a DTensor if the input is not.
 
-    Raises:
-        ValueError: one is.
+    Raises: ValueError: one is.
     """
     for weight in weights:
         if type(weight) not in PLAIN and hasattr(weight, "placements") and not hasattr(x, "placements"):
@@ -47,5 +46,5 @@ def check_whole(function: str, x: Tensor, *weights: Tensor) -> None:
 
 
 def wide_dtype(x: Tensor) -> torch.dtype:
-    """The dtype that plain formulas compute in: fp32, or float64 for float64."""
+    """The dtype in which plain formulas compute: fp32, or float64 for float64."""
     return torch.promote_types(x.dtype, torch.float32)

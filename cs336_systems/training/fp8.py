@@ -3,11 +3,11 @@
     left = use_fp8(model)
 
 Operands are scaled to the range of FP8 by their current largest element, so nothing has to be calibrated; weights,
-activations and gradients stay bf16 outside of the matmuls. On a GPU two kernels read an operand twice and write it as
-the matmuls want it, by rows and by columns, at the speed of memory. Under torch.compile, and with a scale per row, that
-is plain PyTorch, which the compiler fuses with what surrounds it.
+activations and gradients stay bf16 outside the matmuls. On a GPU two kernels read an operand twice and write it as the
+matmuls need it, by rows and by columns, at memory speed. Under torch.compile, and with a scale per row, this is plain
+PyTorch, which the compiler fuses with the surrounding operations.
 
-Source: Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; the formats and scales are those of torchao.
+Source: Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; the formats and scales follow torchao.
 """
 
 from collections.abc import Collection, Sequence
@@ -27,22 +27,21 @@ if HAS_TRITON:
     from cs336_systems.training.triton_fp8 import GRADIENT, INPUT, WEIGHT, AmaxHistory
 
 CAPABILITY = (8, 9)
-"""The least compute capability that multiplies in FP8."""
+"""The lowest compute capability with FP8 matmuls."""
 
 
 def fp8_linear(
     x: Tensor, weight: Tensor | Sequence[Tensor], *, rowwise: bool = False, gradient_dtype: torch.dtype = E5M2
 ) -> Tensor:
-    """x @ weight.T in FP8; so are the matmuls of its backward pass.
+    """Compute x @ weight.T in FP8, and also the matmuls of its backward pass.
 
-    On a device other than CUDA the operands are rounded to FP8 in the same way, and multiplied in fp32.
+    On a non-CUDA device the operands are rounded to FP8 in the same way and multiplied in fp32.
 
     Args:
-        x: [..., d_in], bf16 or fp32; 16 · n tokens in all.
-        weight: [d_out, d_in], both multiples of 16; or several weights of one input, for one matmul whose columns are
-            the concatenated outputs (see `packed_linear`).
-        rowwise: one scale per row of each operand (along the axis that is summed over) rather than one per tensor: an
-            outlier then costs only its row precision. It takes more time, much more if it is not compiled.
+        x: [..., d_in], bf16 or fp32; 16 · n tokens in total. weight: [d_out, d_in], both multiples of 16; or several
+            weights of the same input, for one matmul whose columns are the concatenated outputs (see `packed_linear`).
+        rowwise: one scale per row of each operand (along the summed axis) instead of one per tensor: an outlier then
+            reduces only its row's precision. It takes more time, much more if not compiled.
         gradient_dtype: FP8 format of the output's gradients: torch.float8_e5m2 has more range, torch.float8_e4m3fn
             more precision. Values and weights are float8_e4m3fn.
 
@@ -112,9 +111,9 @@ def use_fp8(
     """Make the linear layers of a model run in FP8, in place; parameters, names and optimizers stay the same.
 
     Args:
-        model: on its device; also one that was made by `fuse`. For the backward pass an FP8 layer keeps its input in
-            FP8, whatever `fuse` was asked to keep.
-        keep: names of layers to leave as they are, by default the output head, whose error reaches the loss directly.
+        model: on its device; it may have been fused by `fuse`. For the backward pass an FP8 layer always keeps its
+            input in FP8, regardless of the options of `fuse`.
+        keep: names of layers to leave unchanged, by default the output head, whose error affects the loss directly.
         rowwise: see `fp8_linear`.
         gradient_dtype: see `fp8_linear`.
         delayed: delayed scaling: scales are made for twice the largest elements of the step before, so that operands
@@ -123,7 +122,7 @@ def use_fp8(
             model. Scales are no part of a state dict.
 
     Returns:
-        the linear layers that run in another precision, by name, each with the reason.
+        the linear layers that do not run in FP8, by name, each with the reason.
 
     Raises:
         ValueError: a name in keep is no linear layer of the model, no layer is left to convert, or delayed is given

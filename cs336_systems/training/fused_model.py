@@ -1,4 +1,4 @@
-"""The project's Transformer with fused passes and packed matmuls, built as such or made of an existing model."""
+"""The project's Transformer with fused passes and packed matmuls, built directly or from an existing model."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Self
@@ -56,7 +56,7 @@ class FusedSwiGLU(SwiGLU):
     """SwiGLU with one matmul for gate and up."""
 
     keep_hidden = True
-    """Keep the hidden layer for the backward pass, rather than compute it again: see swiglu_linear."""
+    """Keep the hidden layer for the backward pass instead of recomputing it: see swiglu_linear."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., d_model] to the same shape."""
@@ -90,7 +90,7 @@ class FusedTransformerBlock(TransformerBlock):
     """A block that leaves its last residual addition to the next norm."""
 
     returns_sum = False
-    """Return one tensor, and None: for a checkpoint, which keeps whatever enters the next block."""
+    """Return one tensor, and None: for a checkpoint, which keeps the next block's inputs."""
 
     def forward(  # type: ignore[override]
         self, x: Tensor, delta: Tensor | None = None
@@ -104,7 +104,7 @@ class FusedTransformerBlock(TransformerBlock):
 
 
 def is_bare(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a call of a module is its class's forward method and nothing else: no hook, no adapter, no bias."""
+    """Whether calling a module runs only its class's forward method: no hook, no adapter, no bias."""
     hooks = module._forward_pre_hooks or module._forward_hooks or module._backward_hooks or module._backward_pre_hooks
     return (
         type(module) is kind
@@ -115,7 +115,7 @@ def is_bare(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 
 def packed(x: Tensor, *layers: Any) -> Tensor | None:
-    """Compute the outputs of alike linear layers as one matmul; None if a layer has to be called by itself."""
+    """Compute the outputs of similar linear layers as one matmul; None if a layer has to be called separately."""
     first, kind = layers[0], type(layers[0])
     if kind not in (nn.Linear, Fp8Linear) or not all(is_bare(layer, kind) for layer in layers):
         return None
@@ -141,19 +141,19 @@ def add_and_normalize(x: Tensor, delta: Tensor | None, norm: RMSNorm) -> tuple[T
 class FusedTransformerLM(TransformerLM):
     """TransformerLM with fused passes and packed matmuls: same arguments, parameters and results up to rounding.
 
-    Each residual addition happens in the norm that follows. q, k and v come from one matmul, as do gate and up; their
-    parameters keep their names and lie next to each other in memory.
+    Each residual addition happens in the norm that follows. One matmul computes q, k and v, and another gate and up;
+    their parameters keep their names and are adjacent in memory.
     """
 
     forward_methods = ("hidden",)
-    """Methods that a FullyShardedDataParallel of the model runs as it does its forward method."""
+    """Methods that a FullyShardedDataParallel of the model runs like its forward method."""
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
         fuse(self)
 
     def hidden(self, token_ids: Tensor) -> Tensor:
-        """Map [batch, sequence] integers to what the head, lm_head, gets: [batch, sequence, d_model], normalized.
+        """Map [batch, sequence] integers to the head's input: [batch, sequence, d_model], normalized.
 
         For a loss that is computed together with the head's matmul, such as a linear cross-entropy.
         """
@@ -172,7 +172,7 @@ class FusedTransformerLM(TransformerLM):
         return add_and_normalize(x, delta, self.final_norm)[1]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Pack weights again that a move or a conversion has torn apart."""
+        """Pack weights again after a move or a conversion has separated them."""
         super()._apply(fn, recurse)
         pack(self)
         return self
@@ -195,7 +195,7 @@ def run_fused_blocks(x: Tensor, blocks: Iterable[nn.Module]) -> tuple[Tensor, Te
 
 
 def run_segment(x: Tensor, blocks: Iterable[nn.Module]) -> Tensor:
-    """Run at least one block on x; return one tensor, since a checkpoint keeps whatever enters the next segment."""
+    """Run at least one block on x; return one tensor, since a checkpoint keeps the next segment's inputs."""
     x, delta = run_fused_blocks(x, blocks)
     return x if delta is None else x + delta
 
@@ -204,22 +204,22 @@ def fuse(model: nn.Module, *, keep_hidden: bool = True) -> FusedTransformerLM:
     """Make a TransformerLM run fused passes and packed matmuls, in place; see FusedTransformerLM.
 
     Parameters stay the same objects under the same names, so optimizers and state dicts of the model keep working. The
-    attention function is kept. Fuse a model before `.to(torch.bfloat16)`: that rounds the angles of rotary embeddings
-    in a model that is not fused. Layers may be replaced, adapted or parametrized afterwards, and hooks registered: such
-    a layer is called by itself again, unfused.
+    attention function is kept. Fuse a model before `.to(torch.bfloat16)`, which would round the angles of rotary
+    embeddings in an unfused model. Layers may be replaced, adapted or parametrized afterwards, and hooks registered:
+    such a layer is then called separately, unfused.
 
     For models of other classes, call add_rms_norm, rotate_qkv, packed_linear and swiglu in their forward methods.
 
     Args:
-        model: of the class TransformerLM, all submodules of the classes in cs336_systems.model.
-        keep_hidden: keep the feed-forward networks' hidden layers for the backward pass. Otherwise they are computed
-            again: 2 d_ff bytes less memory per token and block in bf16, for half a pass over memory more.
+        model: a TransformerLM whose submodules are all classes of cs336_systems.model. keep_hidden: keep the
+            feed-forward networks' hidden layers for the backward pass. Otherwise they are recomputed, which saves 2
+            d_ff bytes per token and block in bf16 and adds half a memory pass.
 
     Returns:
         The model.
 
     Raises:
-        TypeError: a module is of another class, or has hooks or a forward method of its own.
+        TypeError: a module is of another class, or has hooks or its own forward method.
     """
     _check(model)
     for module in model.modules():
@@ -232,7 +232,7 @@ def fuse(model: nn.Module, *, keep_hidden: bool = True) -> FusedTransformerLM:
 
 
 def pack(model: nn.Module) -> None:
-    """Move the weights of each packed matmul next to each other, where they are not and can be."""
+    """Move the weights of each packed matmul next to each other, if possible and not already done."""
     for module in model.modules():
         if isinstance(module, FusedSelfAttention | FusedSwiGLU):
             weights: list[Any] = [getattr(layer, "weight", None) for layer in module.packed_layers()]

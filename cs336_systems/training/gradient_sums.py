@@ -12,15 +12,15 @@ NARROW = (torch.bfloat16, torch.float16)
 
 
 class GradientSums:
-    """Adds up the gradients of several backward passes in fp32, where `.grad` would round each sum to 16 bits.
+    """Adds the gradients of several backward passes in fp32, while `.grad` would round each sum to 16 bits.
 
         with GradientSums(model.parameters()) as sums:
             for part in parts:
                 (loss_of(part) / len(parts)).backward()
         optimizer.step(gradients=sums.gradients)
 
-    The mean of the parts' means is that of the batch only if equally many tokens count in each. Otherwise add up sums,
-    `linear_cross_entropy(..., reduction="sum")`, each divided by the tokens that count in the batch.
+    The mean of the parts' means is the batch's mean only if the same number of tokens counts in each. Otherwise add up
+    sums, `linear_cross_entropy(..., reduction="sum")`, each divided by the number of tokens that count in the batch.
 
     Each gradient is added as soon as the backward pass has computed it, and is freed: memory is 4 bytes per weight
     instead of 2, and each pass moves 10 bytes per weight instead of 6. Gradients of fp32 parameters stay in `.grad`.
@@ -32,10 +32,10 @@ class GradientSums:
         self._narrow = [p for p in self._parameters if p.dtype in NARROW]
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self.gradients: dict[nn.Parameter, Tensor] = {}
-        """The sums so far, of those parameters that have gradients."""
+        """The sums so far, for the parameters that have gradients."""
 
     def __enter__(self) -> Self:
-        """Begin to take gradients.
+        """Start to take gradients.
 
         Raises:
             ValueError: a data-parallel wrapper averages a gradient later; `CapturedStep(..., model=it)` adds up then.
@@ -66,14 +66,16 @@ class GradientSums:
 
 
 class LocalSums(GradientSums):
-    """Sums of passes in a wrapper's no_sync(), whose last pass starts from them, so that the wrapper averages all."""
+    """Sums of passes in a wrapper's no_sync(); the last pass starts from them, so that the wrapper averages
+    everything.
+    """
 
     def __enter__(self) -> Self:
         self._begin()
         return self
 
     def give(self) -> None:
-        """Move the sums into `.grad`, and let gradients be."""
+        """Move the sums into `.grad`, and stop taking gradients."""
         self._end()
         for parameter, total in self.gradients.items():
             parameter.grad = total.to(parameter.dtype)

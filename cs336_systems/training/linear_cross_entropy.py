@@ -17,7 +17,7 @@ DTYPES = (torch.bfloat16, torch.float32)
 LOGITS_BYTES = 512 * 2**20
 """Memory for the logits of one chunk of tokens."""
 ROW = 64
-"""Logits of a token start at a multiple of so many elements: vector loads, whatever the vocabulary."""
+"""Alignment of a token's logits in elements, so that vector loads work for any vocabulary."""
 
 
 def linear_cross_entropy(
@@ -28,35 +28,35 @@ def linear_cross_entropy(
     ignore_index: int = -100,
     reduction: Literal["mean", "sum"] = "mean",
 ) -> Tensor:
-    """Cross-entropy of the logits hidden @ weight.T, computed for a chunk of tokens at a time.
+    """Compute the cross-entropy of the logits hidden @ weight.T, one chunk of tokens at a time.
 
-    The gradients are made in the forward pass: once a chunk's logits are there, one kernel turns them into their own
-    gradient, and the matmuls for the gradients of hidden and weight follow. The logits are never stored, so memory is
-    that of one chunk. The weight's gradient is accumulated over chunks in fp32. Under torch.compile it runs eagerly.
+    The gradients are computed in the forward pass: once a chunk's logits are ready, one kernel turns them into their
+    own gradient, and the matmuls for the gradients of hidden and weight follow. The logits are never stored, so only
+    one chunk's memory is needed. The weight's gradient is accumulated over chunks in fp32. Under torch.compile it runs
+    eagerly.
 
     Args:
-        hidden: [..., d], bf16 or fp32; under autocast, hidden and weight are cast as for a linear layer.
-        weight: [vocabulary, d], of the same dtype; may be shared with an embedding. Or the linear layer that has it:
-            the layer is called, with this loss in place of its matmul, so that its hooks run. Those of a
+        hidden: [..., d], bf16 or fp32; under autocast, hidden and weight are cast as for a linear layer. weight:
+            [vocabulary, d], of the same dtype; may be shared with an embedding. Or the linear layer that has it: the
+            layer is called, with this loss instead of its matmul, so that its hooks run. The hooks of a
             FullyShardedDataParallel or of fully_shard gather the weight.
         targets: integers of any width in [0, vocabulary), or ignore_index, of the shape [...]. On a GPU another target
             makes the loss and its token's gradients NaN; on a CPU it is an error.
-        chunk: tokens per chunk; by default as many as have logits of 512 MiB.
-        ignore_index: target of tokens that do not count.
-        reduction: "mean" or "sum" over the tokens that count. Where a loop of your own adds up the gradients of
-            micro-batches, divide their sums by the tokens that count in all of them: a mean of means would weigh
-            tokens differently. `CapturedStep` weighs means by itself.
+        chunk: tokens per chunk; by default as many as fit into 512 MiB of logits. ignore_index: target of tokens that
+            do not count. reduction: "mean" or "sum" over the tokens that count. If your own loop adds up the gradients
+            of micro-batches, divide their sums by the number of tokens that count in all of them: a mean of means would
+            weight tokens differently. `CapturedStep` weights means automatically.
 
     Returns:
         an fp32 scalar; a mean is NaN, with gradients of zero, if no token counts.
 
     Raises:
-        TypeError: weight is a module, but no linear layer.
+        TypeError: weight is a module but not a linear layer.
         ValueError: shapes, dtypes or devices do not match, chunk is not positive, reduction is neither, the weight is
             sharded, or the layer has a bias.
-        RuntimeError: backward runs twice through the same loss.
-        NotImplementedError: its gradients are differentiated (create_graph=True). Inside transforms of torch.func, such
-            as grad and vmap, the loss is computed with all logits, and has all derivatives.
+        RuntimeError: backward runs twice through the same loss. NotImplementedError: its gradients are differentiated
+            (create_graph=True). Inside transforms of torch.func, such as grad and vmap, the loss is computed with all
+            logits and has all derivatives.
 
     Source: the idea is Liger-Kernel's FusedLinearCrossEntropy (Hsu et al. 2024).
     """
@@ -78,7 +78,7 @@ def linear_cross_entropy(
     chunks = max(1, -(-tokens // chunk))
     x, y = hidden.flatten(0, -2), targets.contiguous()
     arguments = x, weight, y, max(1, -(-tokens // chunks)), ignore_index, reduction == "mean"
-    # The kernels' launches and the gradients' reuse of memory are not for the compiler to rearrange.
+    # The compiler must not rearrange the kernel launches and the gradients' reuse of memory.
     apply = torch.compiler.disable(_apply) if torch.compiler.is_compiling() else _apply
     loss: Tensor = apply(*arguments)
     return loss
@@ -178,7 +178,7 @@ def _gradients_in_place(
 
 
 def _add_matmul(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
-    """Add a @ b to the total, or begin with it; the total is fp32 or of their dtype."""
+    """Add a @ b to the total, or start the total with it; the total is fp32 or of their dtype."""
     if total.dtype == a.dtype:
         torch.addmm(total, a, b, beta=0 if first else 1, out=total)
     elif a.is_cuda:

@@ -15,7 +15,7 @@ NAN_BITS = 0x7FC00000
 
 
 def split_master(master: Tensor) -> tuple[Tensor, Tensor]:
-    """Split fp32 numbers into bf16 and int16 of the same shape; all numbers that are not one become the same NaN."""
+    """Split fp32 numbers into bf16 and int16 of the same shape; all NaNs become the same NaN."""
     bits = torch.where(master.isnan(), NAN_BITS, master.view(torch.int32))
     high = (bits + 0x8000) >> 16
     return high.to(torch.int16).view(torch.bfloat16), (bits - (high << 16)).to(torch.int16)
@@ -27,7 +27,7 @@ def join_master(weight: Tensor, remainder: Tensor) -> Tensor:
 
 
 def master_of(parameter: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-    """The fp32 master of a bf16 parameter, a new tensor that is sharded as it is; without a remainder, its numbers."""
+    """The fp32 master of a bf16 parameter, a new tensor with the same sharding; without a remainder, its own values."""
     weight = own_part(parameter.detach())
     if "remainder" not in state:
         return divided_like(parameter, weight.float())
@@ -35,7 +35,7 @@ def master_of(parameter: Tensor, state: Mapping[str, Tensor]) -> Tensor:
 
 
 def set_master(parameter: Tensor, state: Mapping[str, Tensor], master: Tensor) -> None:
-    """Set a parameter, fp32 or bf16 with a remainder in its state, to a master that is shaped and sharded like it."""
+    """Set a parameter (fp32, or bf16 with a remainder in its state) to a master of the same shape and sharding."""
     weight, part = own_part(parameter), own_part(master).to(parameter.device, torch.float32)
     if weight.dtype is torch.float32:
         weight.copy_(part)

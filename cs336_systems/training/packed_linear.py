@@ -19,10 +19,9 @@ def packed_linear(x: Tensor, weights: Sequence[Tensor]) -> Tensor:
     Under torch.compile it runs eagerly.
 
     Args:
-        x: [..., d_in].
-        weights: of bias-free linear maps, [d_out, d_in] each, one dtype and device. Parameters are moved next to each
-            other, once, and stay the same objects; what other tensors share memory with stays where it is, and is
-            copied in each call: weights that a wrapper gathers, or that lie in a buffer of an optimizer.
+        x: [..., d_in]. weights: of bias-free linear maps, [d_out, d_in] each, one dtype and device. Parameters are
+            moved next to each other once, and stay the same objects. Weights that share memory with other tensors stay
+            in place and are copied in each call: weights that a wrapper gathers, or in an optimizer's buffer.
 
     Returns:
         [..., sum of d_out].
@@ -43,7 +42,7 @@ def packed_linear(x: Tensor, weights: Sequence[Tensor]) -> Tensor:
 def pack_rows(weights: Sequence[Tensor]) -> Tensor:
     """Return one matrix that consists of the weights, without a gradient: in their own memory, or a copy.
 
-    The first call moves parameters into one storage; so does the next one after they were moved apart, by Module.to,
+    The first call moves parameters into one storage, and so does the next call after they were separated by Module.to,
     deepcopy or load_state_dict(assign=True). They stay the same Parameter objects.
 
     Raises:
@@ -61,14 +60,14 @@ def pack_rows(weights: Sequence[Tensor]) -> Tensor:
         raise RuntimeError("Weights are not packed yet: run the model once before capturing it in a CUDA graph.")
     for weight, part in zip(weights, packed.split([len(w) for w in weights]), strict=True):
         weight.data = part
-    moved = _rows_of(weights)  # as in the next call, since a selective checkpoint compares the operators of both
+    moved = _rows_of(weights)  # as in the next call, since a selective checkpoint compares both calls' operators
     return packed if moved is None else moved
 
 
 def can_move(weights: Sequence[Tensor]) -> bool:
     """Whether weights may be moved next to each other.
 
-    They have to be parameters of one kind whose memory no other tensor shares: that one would keep the old numbers.
+    They have to be parameters of one kind whose memory no other tensor shares: that tensor would keep the old values.
     """
     if torch.is_inference_mode_enabled() or needs_operators() or len(set(weights)) < len(weights):
         return False
@@ -138,7 +137,7 @@ class _PackedLinear(torch.autograd.Function):
                 rows = d_output.reshape(-1, d_output.shape[-1]), x.reshape(-1, x.shape[-1])
                 parts = (rows[0].T @ rows[1]).split([len(w) for w in weights])
             dx = None
-            if x_needs:  # last: the norm that reads it next finds it in the L2 cache
+            if x_needs:  # last, so that the norm that reads it next finds it in the L2 cache
                 if packed is None:
                     packed = _rows_of(weights)
                 dx = d_output @ (_copy(weights) if packed is None else packed)

@@ -1,4 +1,4 @@
-"""Parameters, and what the update kernel reads about them."""
+"""Parameters, and the data that the update kernel reads about them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ Kind = tuple[torch.device, torch.dtype]
 
 
 class ParameterTable:
-    """The parameters of one dtype on one device, in the groups that they are in; of DTensors this rank's parts."""
+    """The parameters of one dtype on one device, with their groups; for DTensors, this rank's parts."""
 
     def __init__(self, parameters: Mapping[nn.Parameter, int], groups: Groups, states: Mapping[Any, Any]):
         """Write the table to the device; this copies from the host, so it comes before a capture.
@@ -42,10 +42,10 @@ class ParameterTable:
         self._kept = [dict(states[p]) for p in parameters]
         self._table = UpdateTable([_row(p, group, states[p]) for p, group in parameters.items()], self._hyperparameters)
         self.upload(groups)
-        self._launch([None], 0, None)  # compiles and loads both kernels, and changes nothing
+        self._launch([None], 0, None)  # compiles and loads both kernels without changing anything
 
     def holds(self, parameters: Iterable[tuple[nn.Parameter, int]], states: Mapping[Any, Any]) -> bool:
-        """Whether these parameters are in the table, in these groups, where they and their states are in memory now."""
+        """Whether the table has these parameters in these groups, at the current addresses of them and their states."""
         numbered, places = self._numbered, self._places
         for parameter, group in parameters:
             number, known = numbered.get(parameter, (0, None))
@@ -54,7 +54,7 @@ class ParameterTable:
         return True
 
     def is_current(self, states: Mapping[Any, Any]) -> bool:
-        """Whether all parameters and their states are where they were in memory."""
+        """Whether all parameters and their states still have the same addresses."""
         return self.holds([(parameter, group) for parameter, (_, group) in self._numbered.items()], states)
 
     def upload(self, groups: Groups) -> None:
@@ -97,7 +97,7 @@ def values(group: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _place(parameter: nn.Parameter, state: Mapping[str, Any]) -> list[Any]:
-    """Where a parameter and its state are in memory, and the parameter's dtype and layout."""
+    """The addresses of a parameter and its state, and the parameter's dtype and layout."""
     weight: Tensor = parameter
     tensors: Iterable[Any] = state.values()
     if isinstance(parameter, DTensor):

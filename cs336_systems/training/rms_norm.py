@@ -12,14 +12,14 @@ if HAS_TRITON:
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor]:
     """Add to the residual stream and normalize the sum: (x + delta, rms_norm(x + delta) * weight).
 
-    On a GPU, one Triton kernel reads x and delta and writes both results; one reads both gradients and the sum, and
-    writes the gradient of x, which is also that of delta. Statistics and the weight's gradient are computed in fp32, in
-    an order that is fixed for a GPU model: results are bitwise reproducible. The sum is rounded to its dtype before it
-    is normalized.
+    On a GPU, one Triton kernel reads x and delta and writes both results; another reads both gradients and the sum, and
+    writes the gradient of x, which is also delta's. Statistics and the weight's gradient are computed in fp32, in a
+    fixed order for each GPU model, so results are bitwise reproducible. The sum is rounded to its dtype before it is
+    normalized.
 
     Args:
-        x: residual stream, [..., d_model], bf16, fp16 or fp32.
-        delta: what the last sublayer adds to it, same shape; None before the first sublayer.
+        x: residual stream, [..., d_model], bf16, fp16 or fp32. delta: the last sublayer's output, which is added to it,
+            same shape; None before the first sublayer.
         weight: [d_model].
         eps: added to the mean square.
 

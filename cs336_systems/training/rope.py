@@ -21,7 +21,7 @@ def rotate_qkv(
     """Split the output of one matmul into heads of q, k and v, with q and k rotated by their position.
 
     On a GPU, q and k are rotated in place: qkv is overwritten, and the results are views of it. One Triton kernel reads
-    and writes q and k only; in the backward pass, it collects the gradients of q, k and v in a tensor like qkv.
+    and writes only q and k; in the backward pass, it collects the gradients of q, k and v in a tensor like qkv.
 
     Args:
         qkv: [batch, sequence, (num_heads + 2 num_kv_heads) d_head]: heads of q, of k, of v; bf16, fp16 or fp32. Nothing
@@ -34,8 +34,8 @@ def rotate_qkv(
             in Hugging Face's models.
 
     Returns:
-        q, k and v, [batch, heads, sequence, d_head] each. In q and k, pair i at position p is rotated by the angle that
-        cos[p, i] and sin[p, i] belong to.
+        q, k and v, [batch, heads, sequence, d_head] each. In q and k, pair i at position p is rotated by the angle with
+        cosine cos[p, i] and sine sin[p, i].
 
     Raises:
         ValueError: shapes do not match.

@@ -1,4 +1,4 @@
-"""SwiGLU's activation in one pass over memory, by itself or with the linear map that follows."""
+"""SwiGLU's activation in one pass over memory, alone or with the following linear map."""
 
 from typing import Any
 
@@ -38,8 +38,8 @@ def swiglu(gate_up: Tensor) -> Tensor:
 def swiglu_linear(gate_up: Tensor, weight: Tensor) -> Tensor:
     """Compute swiglu(gate_up) @ weight.T without keeping the hidden layer for the backward pass.
 
-    The backward kernel, which reads gate and up anyway, computes the hidden layer again: 2 d_ff bytes less memory per
-    token in bf16, for as many bytes more to write. Under torch.compile it runs eagerly.
+    The backward kernel, which reads gate and up anyway, recomputes the hidden layer: 2 d_ff bytes less memory per token
+    in bf16, and as many more bytes written. Under torch.compile it runs eagerly.
 
     Args:
         gate_up: as for swiglu, [..., 2 d_ff].
@@ -74,7 +74,7 @@ class _SwiGLULinear(torch.autograd.Function):
     @staticmethod
     @only_once("swiglu_linear")
     def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Compute the hidden layer again, along with the gradient of gate_up."""
+        """Recompute the hidden layer, along with the gradient of gate_up."""
         gate_up, weight = ctx.saved_tensors
         with without_autocast(gate_up):
             d_hidden = d_output @ weight

@@ -3,13 +3,13 @@
 from typing import NamedTuple
 
 LAST_FIRST = True
-"""Start with the last tiles: the matmul before has written them last, so that they are still in the L2 cache."""
+"""Start with the last tiles: the previous matmul wrote them last, so they are still in the L2 cache."""
 THREADS_PER_WARP = 32
 MAX_WARPS = 16
 PART_WIDTHS = (1024, 512, 256)
-"""Widths of parts of rows; with fewer than 256 numbers of 2 bytes, a warp would access two rows at once."""
+"""Widths of parts of rows; with fewer than 256 elements of 2 bytes, a warp would access two rows at once."""
 MAX_OVERHANG = 0.05
-"""Part of a row's width that its last tile may extend beyond its end."""
+"""Fraction of a row's width by which its last tile may extend beyond its end."""
 
 
 class Tile(NamedTuple):
@@ -21,14 +21,14 @@ class Tile(NamedTuple):
 
 
 def row_tile(width: int, size: int, per_thread: int) -> Tile:
-    """Choose a tile of whole rows of some width, of at least `size` numbers; its warps get `per_thread` per thread."""
+    """Choose a tile of whole rows with at least `size` elements; its warps process `per_thread` per thread."""
     columns = 1 << (width - 1).bit_length()
     rows = max(1, size // columns)
     return Tile(rows, columns, _num_warps(rows * columns, per_thread))
 
 
 def part_tile(width: int, size: int, per_thread: int) -> Tile:
-    """Choose a tile of `size` numbers in parts of rows, as wide as possible without much overhang at their ends."""
+    """Choose a tile of `size` elements in parts of rows, as wide as possible without much overhang at their ends."""
     whole = 1 << (width - 1).bit_length()
     widths = [columns for columns in PART_WIDTHS if columns <= whole]
     columns = next((c for c in widths if -width % c <= MAX_OVERHANG * width), min([whole, *widths]))

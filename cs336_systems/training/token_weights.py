@@ -1,4 +1,4 @@
-"""The weight of a mean loss among those of other micro-batches and ranks: the tokens that count in it."""
+"""The weight of a mean loss relative to other micro-batches and ranks: its number of tokens that count."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 NLL = ("NllLossBackward0", "NllLoss2DBackward0")
 """Nodes of PyTorch's cross-entropy for class indices."""
 COMPILED = "CompiledFunctionBackward"
-"""The node of a graph that torch.compile made, which cannot be looked into."""
+"""The graph node of code compiled by torch.compile, which is opaque."""
 MEAN = 1
 """Their `reduction`, as a number."""
 ALLOWED = (
@@ -19,10 +19,10 @@ ALLOWED = (
 
 
 def weigh(loss: Any, *, alone: bool) -> tuple[Tensor, Tensor | None]:
-    """Return what a loss adds to the weighted sum of losses, and its weight; None: all weigh alike.
+    """Return a loss's contribution to the weighted sum of losses, and its weight; None: all have the same weight.
 
-    The sum, divided by the sum of weights, is the mean over all tokens that count. A weight is the share of a
-    micro-batch's tokens that count, so that it is exactly 1 where none is ignored.
+    The sum, divided by the sum of weights, is the mean over all tokens that count. A weight is the fraction of a
+    micro-batch's tokens that count, so it is exactly 1 if none is ignored.
 
     Args:
         loss: a scalar; or a sum and the number of tokens in it.
@@ -57,10 +57,10 @@ def weigh(loss: Any, *, alone: bool) -> tuple[Tensor, Tensor | None]:
 def means_over_tokens(loss: Tensor) -> tuple[list[tuple[Tensor, int]], bool]:
     """Find the means over tokens in a loss's graph, and whether compiled code computes a scalar in it.
 
-    Known are those of `linear_cross_entropy`, and of PyTorch's cross-entropy and nll_loss outside of torch.compile.
+    It recognizes `linear_cross_entropy`, and PyTorch's cross-entropy and nll_loss outside torch.compile.
 
     Returns:
-        for each mean, how many tokens count, and how many it was given; and whether others may be in compiled code.
+        for each mean, the number of tokens that count and the total; and whether compiled code may contain others.
     """
     means, compiled, nodes, seen = [], False, [loss.grad_fn], set()
     while nodes:

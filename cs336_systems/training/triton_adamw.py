@@ -1,8 +1,8 @@
 """AdamW for many tensors in one launch, at the speed of a copy.
 
-A table on the device holds each tensor's addresses, so that one launch updates all of them, and so that a CUDA graph
-holds nothing that the host would have to renew. The gradients' addresses change from step to step, and are written into
-it by a small kernel, which also counts the steps and computes what depends on them.
+A table on the device holds each tensor's addresses, so that one launch updates all of them and a CUDA graph contains
+nothing that the host would have to renew. The gradients' addresses change from step to step. A small kernel writes them
+into the table, counts the steps, and computes the step-dependent coefficients.
 """
 
 from collections.abc import Sequence
@@ -103,7 +103,7 @@ def _update_kernel(
     """Update one chunk of one tensor."""
     chunk = first_chunk + tl.program_id(0)
     tensor = tl.load(chunk_tensor + chunk)
-    # All of the row at once, before a branch waits for a part of it.
+    # Load the whole row at once, before a branch waits for part of it.
     row = table + tensor * COLUMNS
     gradient = tl.load(gradients + tensor)
     weight = tl.load(row + WEIGHT)
@@ -168,7 +168,7 @@ def _update_chunk(
     tl.store(exp_avg_sq, v, mask=mask, eviction_policy=STORE)
     if SPLIT:
         bits = w.to(tl.int32, bitcast=True)
-        bits = tl.where(w == w, bits, 0x7FC00000)  # rounding the hardware's NaN, all ones, would wrap around
+        bits = tl.where(w == w, bits, 0x7FC00000)  # rounding would wrap around for the hardware's NaN, all ones
         high = (bits + 0x8000) >> 16
         tl.store(weight, high.to(tl.int16), mask=mask, eviction_policy=STORE)
         tl.store(remainder, (bits - (high << 16)).to(tl.int16), mask=mask, eviction_policy=STORE)

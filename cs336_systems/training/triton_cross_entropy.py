@@ -9,7 +9,7 @@ from torch import Tensor
 from cs336_systems.attention.launcher import on_device
 
 MAX_BLOCK = 8192
-"""Logits that a program holds at a time; a longer row is read twice."""
+"""Number of logits that a program holds at a time; longer rows are read twice."""
 SCALE_BLOCK = 4096
 
 
@@ -69,7 +69,7 @@ def _cross_entropy_kernel(
 
 @triton.jit
 def _scale_kernel(x, factor, n, BLOCK: tl.constexpr):
-    """Multiply [n] elements by one fp32 number; nothing is read where it is 1."""
+    """Multiply [n] elements by one fp32 number; nothing is read if it is 1."""
     scale = tl.load(factor).to(tl.float32)
     if scale != 1.0:
         offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -85,7 +85,8 @@ def cross_entropy_in_place(
     """Write each token's loss and, if wanted, overwrite the logits with the gradients of factor · sum(losses).
 
     Args:
-        logits: [tokens, vocabulary], rows a multiple of 16 elements apart, whose padding is overwritten too.
+        logits: [tokens, vocabulary], with a row stride that is a multiple of 16 elements; the padding is overwritten
+            too.
         targets: [tokens] integers.
         factor: one fp32 number.
         losses: [tokens] fp32, written: 0 for ignored targets, NaN, like their gradients, for invalid ones.

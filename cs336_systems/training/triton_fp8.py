@@ -162,8 +162,8 @@ def round_matrix(
         amax: where its largest element is read and written.
 
     Returns:
-        [rows, columns] in FP8, its transpose [columns, rows], contiguous, or None, and the factor that brings them
-        back, one fp32 number.
+        [rows, columns] in FP8, its transpose [columns, rows], contiguous, or None, and the factor that restores them,
+        one fp32 number.
     """
     rows, columns = x.shape
     last, seen = amax

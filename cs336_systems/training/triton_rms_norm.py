@@ -1,6 +1,6 @@
 """Triton kernels for add_rms_norm, their launches and their autograd function.
 
-A row is the d_model numbers of one token. Rows are contiguous in all tensors.
+A row is the d_model elements of one token. Rows are contiguous in all tensors.
 """
 
 from functools import cache, lru_cache
@@ -19,9 +19,9 @@ from cs336_systems.training.tiles import Tile, row_tile
 BACKWARD_PROGRAMS = 2
 """Programs of the backward pass per SM. Each leaves a row of partial sums of the weight's gradient."""
 BACKWARD_STAGES = 3
-"""Tiles that a program of the backward pass has under way at once, in shared memory."""
+"""Number of tiles that a program of the backward pass has in flight in shared memory."""
 STAGED_SIZE = 16384
-"""Numbers of each tensor that shared memory holds for sure, in all stages together."""
+"""Number of elements per tensor that always fit into shared memory, over all stages."""
 
 
 @triton.jit
@@ -236,5 +236,5 @@ def _sm_count(device: int) -> int:
 
 @cache
 def _tile(d: int) -> Tile:
-    """Whole rows, about 4096 numbers of them: 32 per thread, so that several programs fit on an SM."""
+    """Whole rows with about 4096 elements: 32 per thread, so that several programs fit on an SM."""
     return row_tile(d, size=4096, per_thread=32)

@@ -18,7 +18,7 @@ from cs336_systems.training import tiles
 from cs336_systems.training.tiles import Tile, part_tile
 
 FAR = tl.constexpr(2**20)
-"""Stride between heads from which offsets have 64 bits: 2047 heads are nearer."""
+"""Stride between heads from which offsets need 64 bits: up to 2047 heads, smaller strides do not."""
 
 
 class Tokens(NamedTuple):
@@ -27,7 +27,7 @@ class Tokens(NamedTuple):
     index: Any
     """Among all tokens, [BLOCK_TOKENS]."""
     valid: Any
-    """Whether there is such a token."""
+    """Whether the token exists."""
     batch: Any
     position: Any
 
@@ -62,7 +62,7 @@ def rotate_qkv_kernel(
     KV_HEADS: tl.constexpr,
     PAIRS: tl.constexpr,  # half the width of a head
     INTERLEAVED: tl.constexpr,  # a pair are neighbours, otherwise they are PAIRS apart
-    COPY_V: tl.constexpr,  # otherwise v is in its place
+    COPY_V: tl.constexpr,  # otherwise v is already in place
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_D: tl.constexpr,
     LAST_FIRST: tl.constexpr,
@@ -118,7 +118,7 @@ def _rotate(
         column = start + tl.arange(0, BLOCK_D)
         mask = token.valid[:, None] & (column < WIDTH)[None, :]
         features = tl.load(source + _columns(column, STRIDE_H, PAIRS), mask, other=0.0)
-        # One load of neighbours is wider than two loads of every second number.
+        # One load of neighbours is wider than two loads of every other element.
         x, y = tl.split(tl.reshape(features, [features.shape[0], BLOCK_D // 2, 2]))
         x, y = x.to(tl.float32), y.to(tl.float32)
         rotated = tl.reshape(tl.join(x * cos - y * sin, x * sin + y * cos), features.shape)
@@ -149,7 +149,9 @@ def _columns(column, STRIDE_H: tl.constexpr, PAIRS: tl.constexpr):
 
 @triton.jit
 def _of_heads(head, STRIDE_H: tl.constexpr):
-    """Compute offsets of heads; in a tensor [batch, heads, sequence, d_head] of a long sequence, above 32 bits."""
+    """Compute offsets of heads, which may exceed 32 bits in a tensor [batch, heads, sequence, d_head] of a long
+    sequence.
+    """
     if STRIDE_H >= FAR:
         head = head.to(tl.int64)
     return head * STRIDE_H
@@ -191,7 +193,7 @@ def rotate_forward(
 
 @on_device
 def rotate_backward(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Compute the gradient of qkv from those of q, k and v, [batch, heads, sequence, d_head] each."""
+    """Compute the gradient of qkv from the gradients of q, k and v, [batch, heads, sequence, d_head] each."""
     if dq.stride(-1) != 1:
         dq = dq.contiguous()
     if dk.stride(-1) != 1 or dk.stride() != dv.stride():
@@ -237,5 +239,5 @@ def _launch_of(
 
 @cache
 def _tile(width: int) -> Tile:
-    """2048 numbers, 16 per thread: two 16-byte accesses in bf16."""
+    """2048 elements, 16 per thread: two 16-byte accesses in bf16."""
     return part_tile(width, size=2048, per_thread=16)

@@ -102,7 +102,7 @@ def swiglu_forward(gate_up: Tensor) -> Tensor:
 
 @on_device
 def swiglu_backward(gate_up: Tensor, d_hidden: Tensor, recompute: bool = False) -> tuple[Tensor, Tensor]:
-    """Compute the gradient of gate_up; with recompute, overwrite d_hidden by the hidden layer and return that too."""
+    """Compute the gradient of gate_up; with recompute, overwrite d_hidden with the hidden layer and also return it."""
     gate_up, d_hidden = gate_up.contiguous(), d_hidden.contiguous()
     d_gate_up = torch.empty_like(gate_up)
     _backward_launch(d_hidden.shape, recompute, gate_up.dtype, d_hidden.dtype)(gate_up, d_hidden, d_gate_up)
@@ -137,5 +137,5 @@ def _grid(shape: torch.Size) -> tuple[int, int, int]:
 
 @cache
 def _tile(d: int) -> Tile:
-    """2048 numbers, 16 per thread: two 16-byte accesses per tensor in bf16."""
+    """2048 elements, 16 per thread: two 16-byte accesses per tensor in bf16."""
     return part_tile(d, size=2048, per_thread=16)

@@ -1,4 +1,4 @@
-"""Optimizer updates that run under the backward pass."""
+"""Optimizer updates that run during the backward pass."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -10,14 +10,14 @@ from cs336_systems.parallel.distributed_parameters import own_part
 from cs336_systems.parallel.synchronized import release, uses_up
 
 IN_FLIGHT = 512 * 2**20
-"""Bytes of gradients whose updates may be pending before the backward pass waits for the oldest."""
+"""Bytes of gradients with pending updates above which the backward pass waits for the oldest."""
 
 
 class UnderBackward:
     """Hooks that update each parameter as soon as its gradient is accumulated, and free the gradient.
 
-    On a GPU the updates run on a stream of their own. The stream that called backward waits for them at its end. Hooks
-    that run outside of a backward pass, as those of FullyShardedDataParallel do, update on the current stream.
+    On a GPU the updates run on a separate stream. The stream that called backward waits for them at its end. Hooks that
+    run outside a backward pass, such as FullyShardedDataParallel's, update on the current stream.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class UnderBackward:
         with torch.cuda.stream(side):
             self._apply(parameter, gradient)
             done = side.record_event()
-        # The allocator may hand out the gradient's memory again once its update is over, so the backward pass waits
-        # for that; record_stream would keep all gradients of a step that is captured in a CUDA graph.
+        # The allocator may reuse the gradient's memory once its update is done, so the backward pass waits for that;
+        # record_stream would keep all gradients of a step captured in a CUDA graph.
         self._in_flight.append((gradient, done))
         self._bytes += own_part(gradient).nbytes
         while self._bytes > IN_FLIGHT:

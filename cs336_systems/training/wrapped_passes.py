@@ -1,4 +1,4 @@
-"""Backward passes of a step whose gradients are averaged over ranks, whoever averages them."""
+"""Backward passes of a step whose gradients are averaged over ranks by any wrapper."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
@@ -23,10 +23,10 @@ WARM_UP_CALLS = 2
 
 
 class WrappedPasses:
-    """Preparation and end of a step's passes, by the wrapper of its model; nothing for a model without one.
+    """Preparation and end of a step's passes, depending on the model's wrapper; nothing for a model without one.
 
-    Where each rank has whole gradients, all passes but the last are local, in `no_sync()`. Where gradients are sharded,
-    each pass is averaged: whole gradients would need the memory that sharding has saved.
+    If each rank has full gradients, all passes but the last are local, in `no_sync()`. If gradients are sharded, each
+    pass is averaged: full gradients would need the memory that sharding saves.
     """
 
     def __init__(self, model: nn.Module | None, parameters: Sequence[Tensor]):
@@ -55,7 +55,9 @@ class WrappedPasses:
             self.groups = [self._model.process_group]
 
     def _check_stream(self) -> None:
-        """Refuse a DistributedDataParallel on the default stream: on the one that it was built on it adds gradients."""
+        """Refuse a DistributedDataParallel on the default stream: it adds gradients on the stream on which it was
+        built.
+        """
         if not isinstance(self._model, DistributedDataParallel) or not any(p.is_cuda for p in self._parameters):
             return
         if torch.cuda.current_stream() == torch.cuda.default_stream():
@@ -70,7 +72,7 @@ class WrappedPasses:
         return CALLS_OF_DDP if isinstance(self._model, DistributedDataParallel) else WARM_UP_CALLS
 
     def check(self) -> None:
-        """Check that the wrapper, and nobody else, averages the gradients.
+        """Check that only the wrapper averages the gradients.
 
         Raises:
             ValueError: it does not.
@@ -101,7 +103,7 @@ class WrappedPasses:
         """Call a loss function.
 
         Raises:
-            ValueError: it did not call a DistributedDataParallel, which averages the gradients of its own calls only.
+            ValueError: it did not call a DistributedDataParallel, which averages only the gradients of its own calls.
         """
         if not last or not isinstance(self._module, DistributedDataParallel):
             return loss_function(*batch)
