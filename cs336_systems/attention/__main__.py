@@ -18,15 +18,15 @@ from cs336_systems.attention.chip import HAS_TRITON, kernel_obstacle
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 HEAD_DIMS = (16, 32, 64, 80, 128, 256)
 GPU_SHAPE, CPU_SHAPE = (16, 4099), (2, 131)
-"""Heads and tokens: on a GPU enough for the Hopper kernels to run, and a prime number that no tile divides."""
+"""Heads and tokens: on a GPU enough for the Hopper kernels to run; a prime number of tokens, which no tile divides."""
 TIMES_PLAIN = 2
-"""An error may be this many times that of plain attention in the same dtype, as in FlashAttention's own tests."""
+"""Maximum error relative to plain attention's in the same dtype, as in FlashAttention's own tests."""
 SMALLEST_ERROR = 1e-6
 """Relative error below which differences are rounding noise."""
 
 
 def main() -> None:
-    """Print the machine, a table of kernels, and, if asked, their errors."""
+    """Print the machine, a table of kernels, and, if requested, their errors."""
     parser = argparse.ArgumentParser(prog="python -m cs336_systems.attention", description=__doc__)
     parser.add_argument("--test", action="store_true", help="compare output and gradients with float64")
     test = parser.parse_args().test

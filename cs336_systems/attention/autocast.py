@@ -1,4 +1,4 @@
-"""Attention under autocast: inputs are cast as SDPA casts them, and nothing is cast after that."""
+"""Attention under autocast: inputs are cast like in SDPA, and nothing is cast afterwards."""
 
 from contextlib import AbstractContextManager, nullcontext
 

@@ -1,4 +1,4 @@
-"""The chip of a GPU, as far as the choice of kernels and tiles depends on it."""
+"""The properties of a GPU's chip on which the choice of kernels and tiles depends."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import torch
 
 HAS_TRITON = find_spec("triton") is not None and torch.version.hip is None
-"""Whether this PyTorch can launch the kernels: it has Triton, and no ROCm build, which also calls itself CUDA."""
+"""Whether this PyTorch can launch the kernels: it has Triton and is not a ROCm build, which also reports CUDA."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,18 +17,18 @@ class Chip:
     capability: tuple[int, int]
     """Compute capability."""
     shared_memory: int
-    """Bytes of shared memory that a program may ask for."""
+    """Bytes of shared memory available to a program."""
     sms: int
     """Streaming multiprocessors."""
 
 
 H200 = Chip(capability=(9, 0), shared_memory=227 * 1024, sms=132)
-"""The chip that the tables of tiles were measured on, and that the interpreter stands for."""
+"""The chip on which the tile tables were measured, also assumed in the interpreter."""
 
 
 @cache
 def chip_of(device: int) -> Chip:
-    """Look up the chip of a CUDA device; the H200's for a CPU, -1, where kernels are interpreted."""
+    """Look up the chip of a CUDA device; for a CPU, -1, where kernels are interpreted, the H200's."""
     if device < 0:
         return H200
     properties = torch.cuda.get_device_properties(device)
@@ -49,7 +49,7 @@ def kernel_obstacle(device: torch.device) -> str:
 
 
 def triton_obstacle(chip: Chip) -> str:
-    """Name the reason why the Triton kernels of attention are not for this chip; empty if they are."""
+    """Name the reason why the Triton attention kernels do not support this chip; empty if they do."""
     if chip.capability < (8, 0):
         return "Triton has no tensor-core matmul for compute capabilities below 8.0"
     if chip.shared_memory < 99 * 1024:

@@ -1,4 +1,4 @@
-"""First derivatives in reverse mode, of attention by its backward operator; others raise an error."""
+"""First derivatives in reverse mode, computed by attention's backward operator; other derivatives raise an error."""
 
 import functools
 from collections.abc import Callable
@@ -13,7 +13,7 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Save what backward_by needs: inputs are q, k, v, is_causal, scale and options, outputs o and L."""
+    """Save the tensors for backward_by: inputs are q, k, v, is_causal, scale and options; outputs are o and L."""
     q, k, v, ctx.is_causal, ctx.scale, *ctx.options = inputs
     ctx.options, tensors = ctx.options[:-TENSORS], ctx.options[-TENSORS:]
     ctx.save_for_backward(q, k, v, *output, *tensors)
@@ -21,7 +21,7 @@ def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, T
 
 
 def backward_by(function: Callable[..., Gradients]) -> Callable[..., tuple[Tensor | None, ...]]:
-    """Make the backward method that goes with save_for_backward.
+    """Make the backward method that matches save_for_backward.
 
     Args:
         function: gradients of q, k, v and, if there are any, sinks from (grad_o, q, k, v, o, lse, is_causal, scale,
@@ -33,7 +33,7 @@ def backward_by(function: Callable[..., Gradients]) -> Callable[..., tuple[Tenso
         grad_o = torch.zeros_like(o) if grad_o is None else grad_o
         numbers = ctx.is_causal, ctx.scale, grad_lse, *ctx.options
         dq, dk, dv, *of_sinks = once(function, grad_o, q, k, v, o, lse, *numbers, *tensors)
-        # For each input: is_causal, scale and what else is no tensor have no gradient, nor have documents' bounds.
+        # One gradient per input: is_causal, scale, other non-tensors and documents' bounds have none.
         others = [None] * (2 + len(ctx.options))
         return dq, dk, dv, *others, *(of_sinks or [None]), None, None
 
@@ -41,12 +41,11 @@ def backward_by(function: Callable[..., Gradients]) -> Callable[..., tuple[Tenso
 
 
 def once(function: Callable[..., Any], *arguments: Any, name: str = "flash_attention") -> Any:
-    """Call a function of a backward method so that differentiating its result again raises an error.
+    """Call a backward method's function so that differentiating its result again raises an error.
 
     Args:
-        function: computes the gradients.
-        arguments: of the function; the gradients depend on nothing else that can require a gradient.
-        name: what cannot be differentiated twice, for the error.
+        function: computes the gradients. arguments: of the function; the gradients depend on nothing else that can
+            require a gradient. name: name of the function that cannot be differentiated twice, for the error.
     """
     if not torch.is_grad_enabled():  # the usual case: no create_graph=True
         return function(*arguments)
@@ -54,10 +53,10 @@ def once(function: Callable[..., Any], *arguments: Any, name: str = "flash_atten
 
 
 def only_once(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a backward method raise an error where its gradients are differentiated again.
+    """Make a backward method raise an error if its gradients are differentiated again.
 
-    PyTorch's `once_differentiable` raises none if the incoming gradient requires no gradient, as that of a loss. The
-    forward method has to save each input on which the gradients depend, or an output, through which they are reached.
+    PyTorch's `once_differentiable` raises no error if the incoming gradient requires no gradient, as for a loss. The
+    forward method has to save each input on which the gradients depend, or an output that gives access to it.
 
     Args:
         name: the function, for the error.
@@ -86,7 +85,9 @@ def refuse_forward_mode(ctx: Any, *grad_inputs: Any) -> NoReturn:
 
 
 class _Unpacked:
-    """The context of a backward method, whose saved tensors are unpacked once: a checkpoint allows no second time."""
+    """The context of a backward method, whose saved tensors are unpacked only once: a checkpoint does not allow a
+    second time.
+    """
 
     def __init__(self, ctx: Any):
         object.__setattr__(self, "_ctx", ctx)
@@ -116,7 +117,7 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> NoReturn:
-        """Refuse second derivatives: they would be wrong, as L is saved as a constant, and kernels have none."""
+        """Refuse second derivatives: they would be wrong, since L is saved as a constant, and kernels have none."""
         raise NotImplementedError(f"{ctx.name} cannot be differentiated twice (create_graph=True).")
 
     jvp = staticmethod(refuse_forward_mode)

@@ -16,7 +16,7 @@ from cs336_systems.attention.options import DEFAULTS, DTYPES, OPEN, Options, par
 from cs336_systems.attention.tiled import tiled_backward, tiled_forward
 
 GpuFlashAttention: type[torch.autograd.Function] | None = None  # as on macOS, on Windows and with ROCm
-IMPLEMENTATIONS = {"CompositeExplicitAutograd": (tiled_forward, tiled_backward)}  # on any device but those below
+IMPLEMENTATIONS = {"CompositeExplicitAutograd": (tiled_forward, tiled_backward)}  # on any device except those below
 if HAS_TRITON:
     from cs336_systems.attention.gpu_attention import GpuFlashAttention, attention_backward, attention_forward
 
@@ -93,7 +93,7 @@ def flash_attention(
     return_lse: bool = False,
     **unsupported: object,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Compute softmax(scale q kᵀ) v without the score matrix: FlashAttention-2, memory linear in the sequence.
+    """Compute softmax(scale q kᵀ) v without the score matrix: FlashAttention-2, memory linear in the sequence length.
 
     On an NVIDIA GPU this runs Triton kernels, or Gluon kernels for bf16 and fp16 on Hopper; before Ampere SDPA, or with
     return_lse tiled PyTorch; elsewhere (CPU, ROCm, MPS, XPU, no Triton) tiled PyTorch, with one warning on a GPU. fp32
@@ -101,12 +101,12 @@ def flash_attention(
     requires deterministic=True, or torch.use_deterministic_algorithms(True), and more time. Packed documents, and
     windows without a causal mask, run the Triton kernels on Hopper too. Under autocast the inputs are cast as
     scaled_dot_product_attention (SDPA) casts them. It works under torch.compile, torch.func.vmap and, not compiled,
-    torch.func.grad. Where all scores of a query are -inf, or it sees no key, its output is zero, as SDPA's is, and its
-    log-sum-exp -inf. flash_attention_varlen computes attention within packed documents.
+    torch.func.grad. If all scores of a query are -inf, or it sees no key, its output is zero, as in SDPA, and its
+    log-sum-exp is -inf. flash_attention_varlen computes attention within packed documents.
 
     Not supported, and refused by name: masks other than these, biases, dropout, fp64, d > 256, sinks under vmap,
     forward-mode derivatives and second derivatives. With n_queries != n_keys the causal mask and windows are aligned to
-    the top left, as SDPA's mask is; FlashAttention's alignment to the bottom right is not supported.
+    the top left, like SDPA's mask; FlashAttention's alignment to the bottom right is not supported.
 
     Args:
         q: queries, [..., n_queries, d] with d <= 256, bf16, fp16 or fp32, any strides.
@@ -117,12 +117,12 @@ def flash_attention(
         scale: positive factor of the scores; 1 / √d if None.
         enable_gqa: grouped-query attention: k and v may have fewer heads (the axis before n_keys) than q, each shared
             by neighbouring heads of q. Only their gradients are repeated in memory, before they are summed.
-        window_size: (left, right): query i sees keys i - left to i + right only; -1 leaves a side open. With is_causal,
-            right is 0. Tiles of keys that no query of a tile sees are not computed.
-        softcap: scaled scores s become softcap · tanh(s / softcap), as in Gemma 2; 0 or None for none.
-        sinks: another score for each query of a head, whose value is zero, as in gpt-oss: [heads], bf16, fp16 or fp32.
-            It enters the log-sum-exp, and has a gradient.
-        deterministic: give the same bits every time in the backward pass, too.
+        window_size: (left, right): query i sees only keys i - left to i + right; -1 leaves a side unlimited. With
+            is_causal, right is 0. Tiles of keys that no query of a tile sees are skipped.
+        softcap: scaled scores s become softcap · tanh(s / softcap), as in Gemma 2; 0 or None for none. sinks: an extra
+            score per query of a head with a value of zero, as in gpt-oss: [heads], bf16, fp16 or fp32. It is part of
+            the log-sum-exp, and has a gradient.
+        deterministic: make the backward pass bitwise reproducible, too.
         return_lse: also return the log-sum-exp of the scores and sinks. It is differentiable.
 
     Returns:
@@ -130,8 +130,8 @@ def flash_attention(
         the log-sum-exp, [..., n_queries] fp32, natural logarithm.
 
     Raises:
-        TypeError: an argument does not exist, or has the wrong type.
-        ValueError: shapes, dtypes or devices do not match, or an argument asks for something unsupported.
+        TypeError: an argument does not exist, or has the wrong type. ValueError: shapes, dtypes or devices do not
+            match, or an argument requests something unsupported.
         NotImplementedError: a derivative is not supported.
 
     Source: Dao 2023, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning".
@@ -157,7 +157,7 @@ def attend(
     return_lse: bool,
     options: Options | None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the output and, valid only if it is asked for, L, of inputs that have been checked."""
+    """Compute the output and L of checked inputs; L is valid only if requested."""
     sinks = None if options is None else options.sinks
     if options is not None and options.window_right == 0:  # a causal mask by another name, which more kernels have
         is_causal, options = True, options._replace(window_right=OPEN)
@@ -181,7 +181,7 @@ def _attend_reshaped(
     return_lse: bool,
     options: Options | None,
 ) -> tuple[Tensor, Tensor]:
-    """Call _attend with any leading axes, and for v of another width than q and k."""
+    """Call _attend for any leading axes, and for a v with another width than q and k."""
     rows, d, d_v = q.shape[:-1], q.shape[-1], v.shape[-1]
     if d != d_v:
         scale = softmax_scale(d, scale)
@@ -200,7 +200,7 @@ def _attend(
     return_lse: bool,
     options: Options | None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the output and L by the route with the least overhead on the host; L is valid only if it is asked for."""
+    """Compute the output and L by the route with the least host overhead; L is valid only if requested."""
     bare = options is None and not return_lse
     if bare and q.is_cuda and _runs_sdpa(q.device):
         o = _sdpa(q, k, v, is_causal, scale)
@@ -224,13 +224,13 @@ def _runs_sdpa(device: torch.device) -> bool:
     return HAS_TRITON and bool(kernel_obstacle(device))
 
 
-# What torch.compiler.assume_constant_result sets, which imports the compiler: a second that most processes save. The
-# compiler looks for it at plain functions only; of a cached one it warns.
+# The attribute that torch.compiler.assume_constant_result sets; that function imports the compiler, which takes a
+# second that most processes can save. The compiler looks for it only on plain functions, and warns about cached ones.
 _runs_sdpa._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Tensor:
-    if k.shape[:-2] != q.shape[:-2]:  # the memory-efficient kernels want as many heads of keys
+    if k.shape[:-2] != q.shape[:-2]:  # the memory-efficient kernels need as many heads of keys
         k, v = (x.repeat_interleave(q.shape[-3] // k.shape[-3], -3) for x in (k, v))
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
 

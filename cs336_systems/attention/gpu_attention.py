@@ -1,9 +1,9 @@
 """Dispatch between the Hopper and the Triton kernels, as functions and as an autograd function.
 
-On a GPU that neither are for, these functions run tiled PyTorch; flash_attention itself calls SDPA where it can.
+On a GPU that neither supports, these functions run tiled PyTorch; flash_attention itself calls SDPA where possible.
 
-Each call chooses, so that a compiled graph is not involved. All kinds save the same L, so the forward and the backward
-pass may use different kinds.
+Each call chooses, outside any compiled graph. All kernels save the same L, so the forward and the backward pass may use
+different ones.
 """
 
 import warnings
@@ -91,8 +91,8 @@ def attention_forward(
     """Compute the output, like q, and its log-sum-exp L, [..., n_queries] fp32, natural logarithm.
 
     Args:
-        q: queries, [batch, n_queries, d] or [batch, heads, n_queries, d].
-        k: keys, with n_keys instead, and as many heads or fewer: each is then shared by neighbouring heads of q.
+        q: queries, [batch, n_queries, d] or [batch, heads, n_queries, d]. k: keys, with n_keys instead, and as many
+            heads or fewer, each then shared by neighbouring heads of q.
         v: values, like k.
         is_causal: query i sees keys j <= i only.
         scale: factor of the scores, 1 / √d if None.

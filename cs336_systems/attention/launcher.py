@@ -1,7 +1,7 @@
 """Low-overhead kernel launches and the tensor metadata kernels need.
 
-For a short sequence, the device needs less time than the host needs for the launch. So values that depend on shapes and
-strides alone are computed once per problem and cached, and a compiled kernel is found without inspecting each argument.
+For a short sequence, a kernel takes less time than its launch on the host. So values that depend only on shapes and
+strides are computed once per problem and cached, and a compiled kernel is found without inspecting each argument.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +15,8 @@ from triton.runtime import driver
 
 from cs336_systems.attention.operators import empty_output
 
-CACHE_SIZE = 4096  # problems; a bound for callers whose lengths keep changing
-ALIGNMENT = 16  # bytes: what kernels are specialized for, and the unit of a descriptor's strides
+CACHE_SIZE = 4096  # problems; a bound for callers with ever-changing lengths
+ALIGNMENT = 16  # bytes: the alignment for which kernels are specialized, and the unit of a descriptor's strides
 INTERPRETED = triton.knobs.runtime.interpret
 
 P = ParamSpec("P")
@@ -25,17 +25,17 @@ R = TypeVar("R")
 Strides = tuple[tuple[int, ...], ...]
 """Strides of several tensors."""
 MakeDescriptor = Callable[[Tensor], Any]
-"""Function that makes a tensor's descriptor; all its calls get tensors of one dtype, shape and strides."""
+"""Function that makes a tensor's descriptor; all calls pass tensors of the same dtype, shape and strides."""
 
 
 class Launch:
     """Low-overhead launch of kernel[grid](*tensors, *scalars, *constexprs) from the second call on.
 
     Triton's own launch inspects some 40 arguments in Python to find the compiled kernel, and calls the hooks of its
-    profiler. Here the compiled kernel is kept. It is specialized for the scalars, the constexprs, the tensors' dtypes
-    (so one Launch must always get tensors of the same dtypes) and for tensors that start at multiples of 16 bytes;
-    others go through Triton's own launch. The first tensors may be passed by descriptors. From call to call only their
-    tensors change, so everything else about them is checked once.
+    profiler. This class keeps the compiled kernel. The kernel is specialized for the scalars, the constexprs, the
+    tensors' dtypes (so a Launch must always be passed tensors of the same dtypes) and tensors that start at multiples
+    of 16 bytes; other tensors go through Triton's own launch. The first tensors may be passed by descriptors. From call
+    to call only their tensors change, so everything else about them is checked once.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class Launch:
         self.grid = grid
         self.rest = (*scalars, *constexprs)
         options = {"num_warps": num_warps, "maxnreg": maxnreg, "num_stages": num_stages}
-        # From Triton 3.10 on, a * b + c is two roundings unless asked otherwise.
+        # From Triton 3.10 on, a * b + c is rounded twice unless requested otherwise.
         self.options = {"enable_fp_fusion": True} | {name: x for name, x in options.items() if x is not None}
         self.descriptors = descriptors
-        self.fields: list[tuple[type, dict[str, Any]]] = []  # of each descriptor, but for its tensor
+        self.fields: list[tuple[type, dict[str, Any]]] = []  # of each descriptor, except its tensor
         self.compiled: dict[int, Any] = {}  # by device
 
     def __call__(self, *tensors: Any) -> None:
@@ -82,7 +82,7 @@ class Launch:
         compiled.run(*self.grid, stream, function, metadata, None, None, None, *arguments, *self.rest)
 
     def _launch_anew(self, tensors: Sequence[Any], device: int, keep: bool) -> None:
-        """Launch through Triton, and keep the kernel that it finds or compiles."""
+        """Launch through Triton, and keep the kernel that it looks up or compiles."""
         descriptors = [make(x) for make, x in zip(self.descriptors, tensors, strict=False)]
         arguments = (*descriptors, *tensors[len(descriptors) :], *self.rest)
         if INTERPRETED:
@@ -142,7 +142,7 @@ def _strides_fit(shape: torch.Size, strides: tuple[int, ...], element_size: int)
 def described_as(shape: torch.Size, strides: tuple[int, ...]) -> dict[str, list[int]]:
     """Shape and strides of the [batch, heads, rows, d] tensor that a descriptor is made for."""
     batch, heads, rows, d = shape_4d(shape)
-    # An axis of length 1 may have any stride, but a descriptor wants multiples of 16 bytes, as d is here.
+    # An axis of length 1 may have any stride, but a descriptor needs multiples of 16 bytes, like d here.
     outer = [d if n == 1 else s for n, s in zip((batch, heads, rows), outer_strides(strides), strict=True)]
     return {"shape": [batch, heads, rows, d], "strides": [*outer, 1]}
 

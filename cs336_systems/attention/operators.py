@@ -22,8 +22,8 @@ def define_operators(name: str, implementations: Mapping[str, tuple[Function, Fu
         name: prefix of both.
         implementations: by dispatch key, a forward(q, k, v, is_causal, scale=None, *options) to the output and L, and a
             backward(grad_o, q, k, v, o, lse, is_causal, scale=None, grad_lse=None, *options) to the gradients of q, k,
-            v and, if there are any, sinks. Options are the fields of Options. Those for CUDA must launch on the
-            tensors' device, whichever is the current one.
+            v and, if there are any, sinks. Options are the fields of Options. CUDA implementations must launch on the
+            tensors' device, even if another one is current.
     """
     forward_name, backward_name = f"cs336_systems::{name}_forward", f"cs336_systems::{name}_backward"
     _library.define(
@@ -80,7 +80,9 @@ def _backward_shapes(
 
 
 def _as_one_batch(operator: Function) -> Callable[..., Any]:
-    """Run an operator under vmap: the new axis joins the batch axis, the first of every tensor but sinks and bounds."""
+    """Run an operator under vmap: the new axis is merged into the batch axis, the first axis of every tensor except
+    sinks and bounds.
+    """
 
     def batched(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
         size = info.batch_size

@@ -9,22 +9,22 @@ from torch import Tensor
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 OPEN = -1
-"""A side of a window that hides nothing."""
+"""An unlimited side of a window."""
 
 
 class Options(NamedTuple):
     """Options that the operators accept; the defaults change nothing."""
 
     window_left: int = OPEN
-    """How far before its own position a query sees keys."""
+    """How many positions before its own a query sees keys."""
     window_right: int = OPEN
-    """How far beyond its own position a query sees keys."""
+    """How many positions after its own a query sees keys."""
     softcap: float = 0.0
-    """Scaled scores s become softcap · tanh(s / softcap); zero leaves them as they are."""
+    """Scaled scores s become softcap · tanh(s / softcap); zero leaves them unchanged."""
     deterministic: bool = False
-    """The backward pass gives the same bits every time."""
+    """Whether the backward pass is bitwise reproducible."""
     sinks: Tensor | None = None
-    """Another score for each query of a head, whose value is zero: [heads]."""
+    """An extra score per query of a head with a value of zero: [heads]."""
     cu_seqlens_q: Tensor | None = None
     """The first query of each packed document, and the end of the last, int32."""
     cu_seqlens_k: Tensor | None = None
@@ -37,19 +37,19 @@ SCHEMA = (
 )
 """Options as the operators' last arguments."""
 TENSORS = 3
-"""How many of the options, the last ones, are tensors."""
+"""Number of options that are tensors; they come last."""
 DEFAULTS = Options()
 
 
 class Window(NamedTuple):
-    """Keys that query i sees: from i - left to i + right; None is an open side."""
+    """Keys that query i sees: from i - left to i + right; None is an unlimited side."""
 
     left: int | None
     right: int | None
 
 
 def window_of(is_causal: bool, options: Options, n_queries: int, n_keys: int) -> Window:
-    """Combine a causal mask with a window; a side that reaches beyond the sequences is open."""
+    """Combine a causal mask with a window; a side that reaches beyond the sequences is unlimited."""
     left, right = options.window_left, 0 if is_causal else options.window_right
     return Window(left if 0 <= left < n_queries else None, right if 0 <= right < n_keys else None)
 
@@ -57,7 +57,7 @@ def window_of(is_causal: bool, options: Options, n_queries: int, n_keys: int) ->
 def documents(options: Options, n_queries: int, n_keys: int) -> list[tuple[slice, slice]]:
     """Return the queries and the keys of each packed document, or all of them if none are packed.
 
-    What follows the last document is the queries of one without keys, and the keys of one without queries.
+    Rows after the last document form two more documents: queries without keys, and keys without queries.
 
     Raises:
         ValueError: bounds are not in order, or beyond the tensors' ends.
@@ -81,7 +81,7 @@ def _slices(name: str, bounds: Tensor | None, tokens: int) -> list[slice]:
 def sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
     """Compute the gradient of sinks, [heads], from L and D, [batch, heads, n_queries].
 
-    A sink's value is zero, so that its dS is -P D, where P = exp(sink - L).
+    A sink's value is zero, so its dS is -P D, where P = exp(sink - L).
     """
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)
     p = torch.exp(sinks.to(lse.dtype)[:, None] - lse)
@@ -94,12 +94,11 @@ def parse_options(
     """Check a user's options, and return them as the operators accept them, or None if they change nothing.
 
     Args:
-        q: queries, on whose device sinks must be.
-        window_size: (left, right), each a number of keys or -1, for open; None for no window.
-        softcap: a positive number; 0 or None for none.
-        sinks: [heads], bf16, fp16 or fp32; None for none.
-        deterministic: whether the backward pass must give the same bits every time.
-        heads: those of q; None if it has no axis of heads.
+        q: queries, on whose device sinks must be. window_size: (left, right), each a number of keys or -1 for
+            unlimited; None for no window.
+        softcap: a positive number; 0 or None for none. sinks: [heads], bf16, fp16 or fp32; None for none.
+            deterministic: whether the backward pass must be bitwise reproducible.
+        heads: number of heads of q; None if it has no axis of heads.
 
     Raises:
         TypeError: an option has the wrong type.
@@ -117,7 +116,7 @@ def parse_options(
 
 
 def _parse_window(window_size: object) -> tuple[int, int]:
-    """Check window_size, and return its sides, -1 for an open one."""
+    """Check window_size, and return its sides, -1 for an unlimited one."""
     sides = window_size if isinstance(window_size, (tuple, list)) else (window_size,) * 2
     sides = [OPEN if side is None else side for side in sides]
     if isinstance(window_size, int) or len(sides) != 2 or not all(type(x) is int and x >= OPEN for x in sides):
@@ -141,11 +140,9 @@ def _check_sinks(sinks: object, q: Tensor, heads: int | None) -> None:
 
 
 def check_documents(q: Tensor, k: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> None:
-    """Check the bounds of packed documents, but for their values: reading them would synchronize.
+    """Check the bounds of packed documents except their values, since reading them would synchronize.
 
-    Raises:
-        TypeError: bounds are no tensor.
-        ValueError: their shapes, dtypes or devices are not supported.
+    Raises: TypeError: bounds are not a tensor. ValueError: their shapes, dtypes or devices are not supported.
     """
     for name, bounds, x in (("cu_seqlens_q", cu_seqlens_q, q), ("cu_seqlens_k", cu_seqlens_k, k)):
         if not isinstance(bounds, Tensor):

@@ -38,7 +38,7 @@ def _compiled_gradients() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
 def attention_gradients(
     grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of q, k and v from L, [..., n_queries]; memory is quadratic in the sequence."""
+    """Compute the gradients of q, k and v from L, [..., n_queries]; memory is quadratic in the sequence length."""
     gradients = _recompute_gradients if torch.compiler.is_compiling() else _compiled_gradients()
     with without_autocast(q):
         return gradients(grad_o, q, k, v, o, lse, is_causal)

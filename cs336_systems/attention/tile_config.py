@@ -1,16 +1,16 @@
 """Tile sizes for each chip and problem: fixed tables, so that nothing is timed or compiled for tuning at run time.
 
-The table for data-center GPUs from Hopper on was filled from sweeps on an H200 (for each of its entries some 100
-forward and 200 backward shapes: tiles of 16 to 256 rows, 4 or 8 warps, 1 to 4 pipeline stages, loads by pointer or by
-descriptor, register limits), causal, with 1 and 16 heads of 512 to 32768 queries, at head dimensions 64 and 128, in
-bf16 and fp32. Work is counted in queries, batch x heads x n_queries: for short sequences a small tile keeps more SMs
-busy, and plain pointers save the cost of each descriptor on the host.
+The table for data-center GPUs from Hopper on is from sweeps on an H200 (for each of its entries some 100 forward and
+200 backward shapes: tiles of 16 to 256 rows, 4 or 8 warps, 1 to 4 pipeline stages, loads by pointer or by descriptor,
+register limits), causal, with 1 and 16 heads of 512 to 32768 queries, at head dimensions 64 and 128, in bf16 and fp32.
+Work is counted in queries, batch x heads x n_queries: for short sequences a small tile keeps more SMs busy, and plain
+pointers save the cost of each descriptor on the host.
 
 The other two tables were chosen by compiling, not by timing: the tiles fit into the shared memory, spill (almost) no
-registers, and leave room for eight warps on an SM. They load by pointers, since Triton makes descriptors into scalar
-loads without a pipeline before Hopper.
+registers, and leave room for eight warps on an SM. They load through pointers, since before Hopper Triton turns
+descriptors into scalar loads without a pipeline.
 
-Head dimensions that have no entry use that of the next larger one.
+Head dimensions without an entry use the next larger one's.
 """
 
 from dataclasses import dataclass
@@ -30,11 +30,11 @@ class ForwardTiles:
     num_stages: int
     """Depth of the software pipeline."""
     descriptors: bool = False
-    """Load through tensor descriptors, by the copy engine, instead of by pointers."""
+    """Load through tensor descriptors, with the copy engine, instead of through pointers."""
     maxnreg: int | None = None
-    """Registers that a thread may use; with fewer, another program fits on the SM."""
+    """Maximum number of registers per thread; with fewer, another program fits on the SM."""
     group: int | None = None
-    """The most heads whose tiles are interleaved in the launch order; all if None."""
+    """Maximum number of heads whose tiles are interleaved in the launch order; all if None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +42,9 @@ class BackwardTiles:
     """Tile sizes and options of a launch of backward_kernel."""
 
     block_outer: int
-    """Rows per program: keys where it computes dK and dV, queries where it computes dQ."""
+    """Rows per program: keys if it computes dK and dV, queries if it computes dQ."""
     block_inner: int
-    """Rows per iteration: queries where it computes dK and dV, keys where it computes dQ."""
+    """Rows per iteration: queries if it computes dK and dV, keys if it computes dQ."""
     num_warps: int
     num_stages: int
     preprocess: bool = False
@@ -57,7 +57,7 @@ class BackwardTiles:
 
 
 MAX_DESCRIBED = 2**29
-"""Queries; the descriptor of L and D counts both of each, rounded up, in 32 bits."""
+"""Maximum number of queries: the descriptor of L and D indexes two rounded-up values per query in 32 bits."""
 
 KB_99 = {
     (False, 64): (
@@ -104,7 +104,7 @@ KB_163 = KB_99 | {
 
 
 def forward_group(block_d: int, n_queries: int) -> int | None:
-    """Choose the heads in a group of the forward kernel: few if the keys of all do not fit into the L2 cache.
+    """Choose the heads in a group of the forward kernel: few if the keys of all heads do not fit into the L2 cache.
 
     At head dimensions up to 64 groups cost 3 to 8 %: the kernel is bound by exponentials, not by memory.
     """
@@ -122,10 +122,9 @@ def forward_tiles(
     """Choose the forward kernel's tiles.
 
     Args:
-        chip: must have 99 KB of shared memory.
-        is_fp32: inputs are fp32 rather than bf16 or fp16.
-        block_d: head dimension, rounded up to a power of two.
-        total_queries: batch x heads x n_queries, on a chip with fewer SMs than an H200 in proportion more.
+        chip: must have 99 KB of shared memory. is_fp32: inputs are fp32, not bf16 or fp16. block_d: head dimension,
+            rounded up to a power of two. total_queries: batch x heads x n_queries, scaled up on a chip with fewer SMs
+            than an H200.
         n_queries: length of one sequence of queries.
         aligned: rows of the inputs start at multiples of 16 bytes, as descriptors require.
     """
@@ -180,7 +179,7 @@ def backward_tiles(
         block_outer=64,
         block_inner=64,
         num_warps=4,
-        # Three stages hide latency best but need so much shared memory at d 128 that only one program fits on a
+        # Three stages hide latency best, but at d 128 they need so much shared memory that only one program fits on an
         # SM.
         num_stages=3 if block_d <= 64 or total_queries <= 8192 else 2,
         preprocess=True,
@@ -200,7 +199,7 @@ def _compiled_tiles(chip: Chip, is_fp32: bool, block_d: int) -> tuple[ForwardTil
 
 
 def _descriptors_pay(total_queries: int, n_queries: int, aligned: bool) -> bool:
-    """Whether the kernels run long enough to hide the cost of making descriptors on the host."""
+    """Whether the kernels run long enough to hide the host overhead of making descriptors."""
     return aligned and (total_queries > 16384 or n_queries > 4096) and total_queries < MAX_DESCRIBED
 
 

@@ -18,7 +18,8 @@ BLOCK_N = 64  # keys per tile
 class TiledFlashAttention(torch.autograd.Function):
     """FlashAttention-2: apply(q, k, v, is_causal=False), any leading axes, no score matrix in the forward pass.
 
-    On a CPU the backward pass has none either. On a GPU, or compiled, it computes whole matrices, as in the handout.
+    On a CPU the backward pass has no score matrix either. On a GPU, or compiled, it computes whole matrices, as in the
+    handout.
     """
 
     @staticmethod
@@ -55,8 +56,8 @@ def tiled_forward(
     """Compute Algorithm 1 of FlashAttention-2.
 
     Args:
-        q: queries, [..., heads, n_queries, d].
-        k: keys, [..., n_keys, d], with as many heads, or fewer: each is then shared by neighbouring heads of q.
+        q: queries, [..., heads, n_queries, d]. k: keys, [..., n_keys, d], with as many heads or fewer, each then shared
+            by neighbouring heads of q.
         v: values, like the keys.
         is_causal: query i sees keys j <= i only.
         scale: factor of the scores, 1 / √d if None.
@@ -143,7 +144,7 @@ def _backward_document(
     scale: float,
     options: Options,
 ) -> None:
-    """Write the gradients of one document, whose dq is zero, from its inputs and from L and D."""
+    """Write the gradients of one document, whose dq is initially zero, from its inputs, L and D."""
     dq, dk, dv = gradients
     grad_o, q, k, v = inputs
     lse, delta = statistics
@@ -199,12 +200,14 @@ def _forward_tile(
         row_sum = correction * row_sum + p.sum(-1)
         acc = correction[..., None] * acc + p @ v_tile
         row_max = new_max
-    # A row without probabilities (all scores are -inf, or it sees no key) is zero, as SDPA's is, and its L is -inf.
+    # A row without probabilities (all scores are -inf, or it sees no key) is zero, as in SDPA, and its L is -inf.
     return acc / row_sum.masked_fill(row_sum == 0, 1)[..., None], row_max + row_sum.log()
 
 
 def _visible(start: int, rows: int, n: int, before: int | None, after: int | None) -> tuple[int, int]:
-    """Return the first of n positions that one of some rows sees, from start - before on, and the end of all."""
+    """Return the first of n positions that any of some rows sees, from start - before on, and the end of the visible
+    ones.
+    """
     first = 0 if before is None else max(start - before, 0)
     return first, n if after is None else min(start + rows + after, n)
 
@@ -216,7 +219,9 @@ def _scores(q_tile: Tensor, k_tile: Tensor, softcap: float) -> Tensor:
 
 
 def _hide(x: Tensor, window: Window, start_m: int, start_n: int, value: float) -> Tensor:
-    """Replace what queries from start_m on do not see of keys from start_n on, [..., rows, columns], by a value."""
+    """Replace scores of keys from start_n on that queries from start_m on do not see, [..., rows, columns], with a
+    value.
+    """
     rows, columns = x.shape[-2:]
     left, right = window
     offs_m = torch.arange(start_m, start_m + rows, device=x.device)[:, None]

@@ -5,8 +5,8 @@ With P = exp(S - L) recomputed tile by tile and D = rowsum(O * dO), the gradient
     dV = P^T dO,   dS = P * (dO V^T - D),   dQ = dS K / sqrt(d),   dK = dS^T Q / sqrt(d).
 
 Some programs own a tile of keys and sum dK and dV over the queries, the others own a tile of queries and sum dQ over
-the keys. So S and dO V^T are computed twice, 7 matmuls instead of 5; a single pass, in which every program adds its
-share of dQ to one buffer, was built too and is slower on an H200 (docs/kernel-notes.md).
+the keys. So S and dO V^T are computed twice: 7 matmuls instead of 5. A single pass, in which every program adds its
+share of dQ to one buffer, was also built and is slower on an H200 (docs/kernel-notes.md).
 
 In all kernels BLOCK_M counts queries and BLOCK_N counts keys. A program here owns BLOCK_OUTER rows and loops over
 BLOCK_INNER rows at a time, so that

@@ -1,9 +1,8 @@
 """FlashAttention-2's preprocess step: the two numbers per query that the backward pass needs.
 
 They are L, saved by the forward pass, and D = rowsum(O * dO), called delta in the code. From them the backward pass
-recomputes the probabilities P, with recompute_p. L is kept in units of log2, which saves one
-multiplication per exponential, except for fp32 inputs: where scores are in the hundreds, one more rounding of L shows
-in the gradients.
+recomputes the probabilities P, with recompute_p. L is kept in units of log2, which saves one multiplication per
+exponential, except for fp32 inputs: with scores in the hundreds, another rounding of L is visible in the gradients.
 """
 
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ class LseDelta(NamedTuple):
     """Location of L and D of a head's queries, or of the tensors to compute them from."""
 
     data: Any
-    """lse_delta of preprocess_kernel if that has run, as a pointer or a descriptor, else a pointer to lse."""
+    """lse_delta of preprocess_kernel if it has run, as a pointer or a descriptor, else a pointer to lse."""
     o_head: Any
     """The head's output; not read if preprocess_kernel has run."""
     heads: Any

@@ -110,7 +110,7 @@ def forward_kernel(
                 visible = is_visible(offs_m, offs_n, n_keys, window_left, window_right, IS_CAUSAL)
                 scores = tl.where(visible, scores, float("-inf"))
             new_max = tl.maximum(row_max, tl.max(scores, 1) * scale)
-            # exp2 is one instruction where exp is two; the scale joins the subtraction in one fused multiply-add.
+            # exp2 is one instruction and exp two; the scale and the subtraction are one fused multiply-add.
             p = tl.exp2(scores * scale - new_max[:, None])
             correction = tl.exp2(row_max - new_max)
             row_sum = row_sum * correction + tl.sum(p, 1)
@@ -121,7 +121,7 @@ def forward_kernel(
             acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=INPUT_PRECISION)
             row_max = new_max
 
-    # A row without probabilities (all scores are -inf, or it sees no key) is zero, as SDPA's is, and its L is -inf.
+    # A row without probabilities (all scores are -inf, or it sees no key) is zero, as in SDPA, and its L is -inf.
     divisor = tl.where(row_sum == 0, 1.0, row_sum)
     store_tile(o_head, acc / divisor[:, None], first_q + start_m, HEAD_DIM, BLOCK_M, BLOCK_D)
     offs_m = start_m + tl.arange(0, BLOCK_M)

@@ -49,18 +49,18 @@ PREPROCESS_BLOCK_M = 32
 
 
 class Variant(NamedTuple):
-    """What kernels are compiled and launched for besides a mask: options without their tensors."""
+    """The options, besides a mask, for which kernels are compiled and launched, without their tensors."""
 
     window_left: int = DEFAULTS.window_left
     window_right: int = DEFAULTS.window_right
     softcap: float = DEFAULTS.softcap
     sinks: torch.dtype | None = None
     documents: int | None = None
-    """How many are packed; None if none are."""
+    """Number of packed documents; None without packing."""
 
     @property
     def has_tensors(self) -> bool:
-        """Whether kernels get sinks or the bounds of documents, or None for either."""
+        """Whether kernels are passed sinks or the bounds of documents."""
         return self.sinks is not None or self.documents is not None
 
 
@@ -95,7 +95,7 @@ def attention_forward(
 
 
 def _variant(options: tuple[Any, ...]) -> tuple[Variant, tuple[Tensor | None, ...]]:
-    """Split options into what kernels are compiled for and their tensors: sinks and the bounds of documents."""
+    """Split options into a compile-time variant and tensors: sinks and the bounds of documents."""
     left, right, softcap, _, sinks, cu_seqlens_q, cu_seqlens_k = Options(*options)
     documents = None if cu_seqlens_q is None else len(cu_seqlens_q) - 1
     variant = Variant(left, right, softcap, None if sinks is None else sinks.dtype, documents)
@@ -104,7 +104,7 @@ def _variant(options: tuple[Any, ...]) -> tuple[Variant, tuple[Tensor | None, ..
 
 
 def _tiled_shape(shape: torch.Size, variant: Variant) -> torch.Size:
-    """The shape that tiles are chosen for: of packed documents, that of a batch of the mean length."""
+    """The shape for which tiles are chosen: for packed documents, a batch of the mean length."""
     if not variant.documents:
         return shape
     _, heads, total, d = shape
@@ -125,7 +125,9 @@ def attention_backward(
     tiles: BackwardTiles | None = None,
     precision: str | None = None,
 ) -> list[Tensor]:
-    """Compute the gradients of q, k, v and, if there are any, sinks from those of o and, unless it is None, of L."""
+    """Compute the gradients of q, k, v and, if there are any, sinks from the gradients of o and, unless it is None, of
+    L.
+    """
     variant, tensors = _variant(options) if options else (PLAIN, ())
     tiles = tiles or default_tiles(q.get_device(), q.dtype, _tiled_shape(q.shape, variant))[1]
     if grad_lse is not None or variant.has_tensors:
@@ -164,15 +166,14 @@ def default_tiles(device: int, dtype: torch.dtype, shape: torch.Size) -> tuple[F
 def tiles_for(chip: Chip, dtype: torch.dtype, shape: torch.Size) -> tuple[ForwardTiles, BackwardTiles]:
     """Choose the tiles for queries of this dtype and shape on a chip.
 
-    Raises:
-        NotImplementedError: these kernels are not for the chip.
+    Raises: NotImplementedError: these kernels do not support the chip.
     """
     if obstacle := triton_obstacle(chip):
         raise NotImplementedError(f"the Triton kernels of attention do not run on this GPU: {obstacle}")
     n_queries, d = shape[-2:]
     block_d = _block_d(d, dtype)
     aligned = d * dtype.itemsize % 16 == 0
-    queries = math.prod(shape[:-1]) * H200.sms // chip.sms  # as many for each SM as on the H200 of the tables
+    queries = math.prod(shape[:-1]) * H200.sms // chip.sms  # as many per SM as on the H200 of the tables
     problem = (chip, dtype == torch.float32, block_d, queries, n_queries, aligned)
     forward = replace(forward_tiles(*problem), group=forward_group(block_d, n_queries))
     return forward, replace(backward_tiles(*problem), group=backward_group(n_queries))
@@ -282,7 +283,9 @@ def _option_numbers(
 
 
 def _count_tiles(n: int, block: int, variant: Variant) -> int:
-    """How many tiles have n rows; each of packed documents may end in a tile of its own, as may what follows them."""
+    """Number of tiles for n rows; each packed document may end in a separate tile, and so may the rows after the last
+    one.
+    """
     return cdiv(n, block) if variant.documents is None else n // block + variant.documents + 1
 
 
@@ -292,10 +295,10 @@ def _lse_delta_size(q_shape: torch.Size) -> int:
 
 
 def _default_precision(dtype: torch.dtype) -> str:
-    """Choose the precision of the matmuls: six bf16 matmuls make one of fp32 accuracy on the tensor cores.
+    """Choose the precision of the matmuls: six bf16 matmuls give fp32 accuracy on the tensor cores.
 
-    That is faster here than three TF32 matmuls, and closer to float64 than the fp32 units themselves. The interpreter
-    computes in fp32 and does not know the name.
+    This is faster here than three TF32 matmuls, and closer to float64 than the fp32 units. The interpreter computes in
+    fp32 and does not know the name.
     """
     return "bf16x6" if dtype == torch.float32 and not INTERPRETED else "ieee"
 
@@ -311,7 +314,7 @@ def _tiles_of(shape: torch.Size, strides: tuple[int, ...], block: int, block_d: 
 
 
 def _kernel_strides(strides: Strides) -> list[int]:
-    """Strides of batch, heads and rows, tensor after tensor, as the kernels expect them."""
+    """Strides of batch, heads and rows, one tensor after another, as the kernels expect them."""
     return [stride for each in strides for stride in outer_strides(each)]
 
 

@@ -30,7 +30,8 @@ def locate(
     group,  # heads, of which batch x heads is a multiple
     tiles,  # of each head
 ):
-    """Compute head (of batch x heads) and tile of this program: each tile of a group of heads before their next tile.
+    """Compute head (of batch x heads) and tile of this program: within a group of heads, one tile of every head, then
+    the next tile.
 
     A small group's keys and values stay in the L2 cache while its tiles read them.
     """

@@ -1,4 +1,4 @@
-"""Windows, softcap and packed documents in the Triton kernels. Absent options are None, and compile to nothing."""
+"""Windows, softcap and packed documents in the Triton kernels. Absent options are None and are compiled away."""
 
 import triton
 import triton.language as tl
@@ -16,7 +16,7 @@ def cap_scores(
     softcap,  # in the same unit; None for none
     IS_FP32: tl.constexpr,  # dtype of the inputs
 ):
-    """Compute scores and their factor: as they are, or tanh(softmax_scale S / softcap) and softcap."""
+    """Compute scores and their factor: unchanged, or tanh(softmax_scale S / softcap) and softcap."""
     if softcap is not None:
         scores = _tanh(scores * (softmax_scale / softcap), not IS_FP32 and HAS_TANH)
         softmax_scale = softcap
@@ -25,11 +25,11 @@ def cap_scores(
 
 @triton.jit
 def _tanh(x, APPROXIMATE: tl.constexpr):
-    """Compute tanh: in one instruction, off by 2^-11 of it, or to fp32 accuracy."""
+    """Compute tanh: in one instruction, with a relative error of 2^-11, or to fp32 accuracy."""
     if APPROXIMATE:
         result = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
     else:
-        # 1 - 2 / (exp(2 |x|) + 1) cancels near zero, where a polynomial is off by a rounding.
+        # 1 - 2 / (exp(2 |x|) + 1) cancels near zero; there a polynomial is accurate to one rounding.
         size = tl.abs(x)
         y = x * x
         series = -0.33333331 + y * (0.13332924 + y * (-0.05387514 + y * (0.021116216 - y * 0.00627639)))
@@ -42,7 +42,7 @@ def _tanh(x, APPROXIMATE: tl.constexpr):
 def visible_keys(
     start_m,  # first query of the tile
     n_keys,
-    window_left,  # None for an open side; so is window_right
+    window_left,  # None for an unlimited side, like window_right
     window_right,
     BLOCK_M: tl.constexpr,  # queries
     BLOCK_N: tl.constexpr,  # keys of a tile, which begin at multiples of it
@@ -50,7 +50,7 @@ def visible_keys(
 ):
     """Compute begin, begin_unmasked, end_unmasked and end of the keys that queries see.
 
-    Keys begin_unmasked ... end_unmasked are visible to every query, the others to some.
+    Keys begin_unmasked ... end_unmasked are visible to every query, the others only to some.
     """
     begin = 0
     begin_unmasked = 0
@@ -84,7 +84,7 @@ def visible_queries(
 ):
     """Compute begin, begin_unmasked, end_unmasked and end of the queries that see keys, as in visible_keys.
 
-    An incomplete tile of queries needs no mask, unless those of another document follow.
+    An incomplete tile of queries needs no mask unless another document's queries follow.
     """
     begin = 0
     begin_unmasked = 0
@@ -141,8 +141,8 @@ def locate_in_documents(
 ):
     """Compute a tile's first row within its document, and that document's first row and length in both sequences.
 
-    Document i has the tiles from ends[i] // BLOCK + i on. What follows the last document counts as one that is empty in
-    the other sequence. In an empty tile the other sequence counts as empty.
+    Document i has the tiles from ends[i] // BLOCK + i on. Rows after the last document count as a document that is
+    empty in the other sequence. For an empty tile the other sequence counts as empty.
     """
     document = -1
     for first in tl.range(0, documents + 1, DOCUMENTS_AT_ONCE):
@@ -160,5 +160,7 @@ def locate_in_documents(
 
 @triton.jit
 def zero_rows_from(tile, end, BLOCK: tl.constexpr):
-    """Replace rows from an end on by zeros: those of other documents, of which no infinity may be multiplied."""
+    """Replace rows from an end on with zeros: they belong to other documents, whose infinities must not be
+    multiplied.
+    """
     return tl.where(tl.arange(0, BLOCK)[:, None] < end, tile, tl.zeros_like(tile))

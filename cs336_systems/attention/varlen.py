@@ -73,7 +73,7 @@ def flash_attention_varlen(
 
     Nothing is read back from a GPU: programs look up their documents. Documents may be empty, and bounds may repeat at
     the end. Queries after the last document see no key: their output is zero. Bounds that decrease or exceed the tokens
-    raise an error on a CPU; on a GPU, which nothing is read from, they give wrong results.
+    raise an error on a CPU; on a GPU, where they are not read back, they give wrong results.
 
     Args:
         q: queries, [total_q, heads, d], bf16, fp16 or fp32, any strides.
@@ -81,8 +81,7 @@ def flash_attention_varlen(
         v: values, [total_k, heads, d_v].
         cu_seqlens_q: int32, [documents + 1], on the device of q: the first query of each document, and the end of the
             last.
-        cu_seqlens_k: the same for keys.
-        max_seqlen_q: as flash_attn_varlen_func has it; not needed here.
+        cu_seqlens_k: the same for keys. max_seqlen_q: as in flash_attn_varlen_func; not needed here.
         max_seqlen_k: likewise.
         is_causal: within each document, query i sees keys j <= i only.
         scale: as for flash_attention.

@@ -1,4 +1,4 @@
-"""Helpers of the two backward kernels for Hopper: the work of a program, and the parts of a step.
+"""Helpers of the two backward kernels for Hopper: a program's work, and the parts of a step.
 
 A program owns 128 keys of one head and goes through the queries that see them, 64 at a time. Two warpgroups own 64 keys
 each and compute, with all matrices transposed so that P^T and dS^T feed the next matmuls from registers,
@@ -28,7 +28,7 @@ NEVER = gl.constexpr(2**31 - 1)  # beyond all queries
 
 
 class Work(NamedTuple):
-    """The keys that a program owns in a head, and the query tiles that it goes through."""
+    """The keys that a program owns in a head, and the query tiles it processes."""
 
     start_n: Any
     """The first of the program's 128 keys."""
@@ -37,18 +37,20 @@ class Work(NamedTuple):
     first: Any
     """The query tile of the first step."""
     steps: Any
-    """Query tiles that see one of the keys; with a causal mask and more keys than queries there may be none."""
+    """Number of query tiles that see one of the keys; with a causal mask and more keys than queries there may be
+    none.
+    """
     leading: Any
-    """With a window: how many of the first query tiles need a mask."""
+    """With a window: number of first query tiles that need a mask."""
     trailing: Any
-    """With a window: how many of the last query tiles need one. Their steps follow those of the first."""
+    """With a window: number of last query tiles that need a mask. Their steps follow the first tiles' steps."""
 
 
 @gluon.jit
 def locate(n_queries, n_keys, window_left, IS_CAUSAL: gl.constexpr, RAGGED: gl.constexpr):
     """Compute this program's Work: with a causal mask, keys seen by the most queries come first.
 
-    Without a mask the programs of a head start at different query tiles, so as to add to different rows of dQ.
+    Without a mask the programs of a head start at different query tiles, so that they add to different rows of dQ.
     """
     start_n = gl.program_id(1) * 128
     query_tiles = gl.cdiv(n_queries, 64)
@@ -69,7 +71,7 @@ def locate(n_queries, n_keys, window_left, IS_CAUSAL: gl.constexpr, RAGGED: gl.c
 
 @gluon.jit
 def locate_head():
-    """Compute this program's index in batch x heads; called where it is needed, to save a register before."""
+    """Compute this program's index in batch x heads; called only where needed, to save a register before."""
     return gl.program_id(2) * gl.num_programs(0) + gl.program_id(0)
 
 
@@ -90,9 +92,9 @@ def query_tile(work, j, window_left, IS_CAUSAL: gl.constexpr, DETERMINISTIC: gl.
 
 @gluon.jit
 def masked_steps(work, n_keys, IS_CAUSAL: gl.constexpr, RAGGED: gl.constexpr):
-    """How many of the first steps need a mask: all if keys are beyond the end, else those on the diagonal.
+    """Number of first steps that need a mask: all if keys are beyond the end, else the steps on the diagonal.
 
-    With a window those at its end follow.
+    With a window, the steps at its end follow.
     """
     masked = gl.minimum(work.steps, 2) if IS_CAUSAL else work.steps * 0
     if RAGGED:
@@ -139,7 +141,7 @@ def probabilities(
     scores, scale = cap_scores(scores, softmax_scale_log2, SOFTCAP_LOG2)
     p = gl.exp2(scores * scale - lse[None, :])
     if MASKED:
-        # A comparison with a constant for each number, as in the forward kernel.
+        # One comparison with a constant per element, as in the forward kernel.
         column = gl.arange(0, 64, layout=gl.SliceLayout(0, scores.type.layout))
         first_column = (first_query - start_m)[:, None] - (column & 6)[None, :]
         p = gl.where((column & ~6)[None, :] >= first_column, p, 0.0)
@@ -150,7 +152,7 @@ def probabilities(
 
 @gluon.jit
 def store_gradient(gradient, sums, factor, matrix, heads, start_n):
-    """Write sums times a factor to 64 rows of a gradient, a descriptor, by way of a matrix in shared memory."""
+    """Write sums times a factor to 64 rows of a gradient (a descriptor), through a matrix in shared memory."""
     for i in gl.static_range(len(sums)):
         matrix[i].store((sums[i] * factor).to(matrix[0].dtype))
     fence_async_shared()
@@ -163,8 +165,8 @@ def store_gradient(gradient, sums, factor, matrix, heads, start_n):
 def add_dq(dq, x, tile, COLUMNS: gl.constexpr):
     """Add x, 64 rows in fp32, to the buffer from a tile on, in the order in which registers of a warpgroup hold it.
 
-    Four numbers of a thread are neighbours there, so each addition is one of 16 bytes. attention_postprocess_kernel
-    undoes the order. Tiles are of COLUMNS columns; x may be as wide as several.
+    Four elements of a thread are neighbours there, so each addition has 16 bytes. attention_postprocess_kernel undoes
+    the order. Tiles have COLUMNS columns; x may be several tiles wide.
     """
     # [warp, row half, lane / 4, column / 8, lane % 4, pair] -> [column / 8, warp, lane / 4, lane % 4, row half, pair]
     flat = x.reshape([4, 2, 8, x.shape[1] // 8, 4, 2]).permute((3, 0, 2, 4, 1, 5)).reshape([64 * x.shape[1]])

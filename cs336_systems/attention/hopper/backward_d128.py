@@ -1,10 +1,10 @@
-"""The backward kernel for head dimensions above 64: S^T and dP^T one after the other, in the same registers.
+"""The backward kernel for head dimensions above 64: S^T and dP^T one after the other in the same registers.
 
 dK and dV of 64 keys occupy up to 128 registers per thread here, which leaves no room for S^T and dP^T together, nor for
 a warp that only loads: the warpgroup that computes dQ loads too. It refills a stage when both others have released it.
 Narrower heads leave room for values, and for keys, as register operands.
 
-The two warpgroups that sum dK and dV alternate in computing scores, so that one has the tensor cores to itself while
+The two warpgroups that sum dK and dV alternate in computing scores, so that one uses the tensor cores exclusively while
 the other computes exponentials.
 """
 
@@ -235,7 +235,7 @@ def share_of_dq(shared, j, part, zero, BLOCK_D: gl.constexpr):
 
 @gluon.jit
 def part_of_keys(shared, INDEX: gl.constexpr, part, BLOCK_D: gl.constexpr):
-    """One of two parts of the keys of a warpgroup; of d = 128 it need not be known at compile time."""
+    """One of two parts of the keys of a warpgroup; for d = 128 it need not be known at compile time."""
     if BLOCK_D == 128:
         return shared.k[0].index(2 * INDEX + part)
     else:
@@ -290,9 +290,9 @@ def load_step(
 def sum_dkdv(
     dk,
     dv,
-    inputs,  # what the partitions share, and the numbers of the problem
+    inputs,  # shared state of the partitions, and the problem's sizes
     window_left,
-    INDEX: gl.constexpr,  # which of the two warpgroups this is
+    INDEX: gl.constexpr,  # index of this warpgroup, of two
     BLOCK_D: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
     RAGGED: gl.constexpr,
@@ -328,7 +328,7 @@ def sum_dkdv(
             *(softmax_scale_log2, window_left, INDEX, BLOCK_D, SOFTCAP_LOG2, DETERMINISTIC),
         )
     if INDEX == 0:
-        wait_for_turn(0)  # the last turn given, which nobody else takes
+        wait_for_turn(0)  # the last turn given, which no other warpgroup takes
     store_gradient(dv, dv_sum, 1.0, matrix_of(shared.v, INDEX), heads, start_n)
     store_gradient(dk, dk_sum, softmax_scale, matrix_of(shared.v, INDEX), heads, start_n)
 
@@ -355,13 +355,15 @@ def step(
     S: gl.constexpr = zero.type.layout
     DTYPE: gl.constexpr = shared.q[0].dtype
     stage = j % STAGES
-    # Zero, which the compiler cannot know: it would keep addresses of tiles that never change in registers all the
-    # time, and spill others.
+    # Zero, unknown to the compiler: otherwise it would keep the addresses of constant tiles in registers all the time,
+    # and spill others.
     none = j >> 24
     q_tile = matrix_of(shared.q, stage)
     do_tile = matrix_of(shared.do, stage)
     wait_full(shared.full, j, STAGES)
-    lse = shared.lse.index(stage).load(gl.SliceLayout(0, S))  # before the scores, which then need not wait for it
+    lse = shared.lse.index(stage).load(
+        gl.SliceLayout(0, S)
+    )  # read before the scores are computed, which then need not wait for it
     wait_for_turn(INDEX)
     if BLOCK_D > 80:
         k_tile = keys_of(shared, INDEX, BLOCK_D, none)
@@ -390,7 +392,7 @@ def step(
 
 @gluon.jit
 def wait_for_all(dk, dv):
-    """Wait until dK and dV of all products are there."""
+    """Wait until dK and dV of all matmuls are ready."""
     if len(dk) == 1:
         dv_sum, dk_sum = warpgroup_mma_wait(0, deps=(dv[0], dk[0]))
         return (dk_sum,), (dv_sum,)

@@ -1,8 +1,8 @@
-"""The backward kernel for head dimensions up to 64: the next scores are computed while dV and dK are.
+"""The backward kernel for head dimensions up to 64: the next scores are computed at the same time as dV and dK.
 
 The keys and values of a warpgroup fit into its registers, as operands of S^T and dP^T. A separate warp loads. At the
-start of a step the scores are ready: the step before has computed them. So the last step computes scores that are not
-needed, from a tile that the loader adds for it.
+start of a step the scores are ready: the previous step computed them. So the last step computes unneeded scores, from
+an extra tile that the loader adds.
 """
 
 from typing import Any, NamedTuple
@@ -130,14 +130,14 @@ def loader(
     v,
     do,
     lse_delta,
-    inputs,  # what the partitions share, and the numbers of the problem
+    inputs,  # shared state of the partitions, and the problem's sizes
     window_left,
     HEADS_PER_KV_HEAD: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
     RAGGED: gl.constexpr,
     DETERMINISTIC: gl.constexpr,
 ):
-    """Copy keys and values, then queries and output gradients; what lies beyond the tensors' ends reads as zero."""
+    """Copy keys and values, then queries and output gradients; elements beyond the tensors' ends read as zero."""
     shared, heads, n_queries, n_keys, _, _ = inputs
     work = locate(n_queries, n_keys, window_left, IS_CAUSAL, RAGGED)
     batch_head = locate_head()
@@ -161,7 +161,7 @@ def loader(
         mbarrier.expect(full, do.block_type.nbytes + 64 * 4)
         async_load(lse_delta, [statistics + 64], full, shared.delta.index(stage))
         async_load(do, [batch, head, tile * 64, 0], full, shared.do.index(stage))
-    # Any queries, for the scores that nobody needs.
+    # Any queries, for the unneeded scores.
     wait_empty(shared.q_empty, work.steps, STAGES)
     full = shared.q_full.index(work.steps % STAGES)
     mbarrier.expect(full, q.block_type.nbytes)
@@ -172,9 +172,9 @@ def loader(
 def sum_dkdv(
     dk,
     dv,
-    inputs,  # what the partitions share, and the numbers of the problem
+    inputs,  # shared state of the partitions, and the problem's sizes
     window_left,
-    INDEX: gl.constexpr,  # which of the two warpgroups this is
+    INDEX: gl.constexpr,  # index of this warpgroup, of two
     IS_CAUSAL: gl.constexpr,
     RAGGED: gl.constexpr,
     SOFTCAP_LOG2: gl.constexpr,
@@ -182,7 +182,7 @@ def sum_dkdv(
 ):
     """Sum dK and dV of 64 keys."""
     shared, heads, n_queries, n_keys, softmax_scale_log2, softmax_scale = inputs
-    # Layout of all matmuls here: 64 queries or 64 numbers of a head in a row.
+    # Layout of all matmuls here: a row has 64 queries or 64 elements of a head.
     S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     work = locate(n_queries, n_keys, window_left, IS_CAUSAL, RAGGED)
     start_n = work.start_n + INDEX * 64

@@ -1,9 +1,9 @@
 """FlashAttention's forward pass for Hopper in Gluon, with one loading warp and one to three consumer warpgroups.
 
-A program owns CONSUMERS x 64 queries and goes through its keys from the last visible tile to the first. One warp, the
-loader, copies tiles of keys and values into a ring of STAGES stages by TMA. Each consumer is a warpgroup that owns 64
-queries. Per step it issues the matmul for the next scores and the one of the last probabilities with their values, and
-computes the softmax while the second matmul runs. Consumers alternate in issuing matmuls: while one computes its
+A program owns CONSUMERS x 64 queries and processes its keys from the last visible tile to the first. One warp, the
+loader, copies tiles of keys and values into a ring of STAGES stages with TMA. Each consumer is a warpgroup that owns 64
+queries. Per step it issues the matmul for the next scores and the matmul of the last probabilities with their values,
+and computes the softmax while the second matmul runs. Consumers alternate in issuing matmuls: while one computes its
 softmax, the tensor cores work for another.
 
 Step t of the ring carries key tile t and value tile t - 1 under one pair of barriers, since they are used together.
@@ -158,14 +158,14 @@ def loader(
     q,
     k,
     v,
-    inputs,  # what the partitions share, and the numbers of the problem
+    inputs,  # shared state of the partitions, and the problem's sizes
     window_left,
     HEADS_PER_KV_HEAD: gl.constexpr,
     BLOCK_D: gl.constexpr,
     CONSUMERS: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
 ):
-    """Copy the queries, then keys and values; what lies beyond the tensors' ends reads as zero."""
+    """Copy the queries, then keys and values; elements beyond the tensors' ends read as zero."""
     shared, heads, _, n_keys, _ = inputs
     batch, head, start_m, first, steps = locate(heads, n_keys, window_left, CONSUMERS * 64, IS_CAUSAL)
     kv_head = head // HEADS_PER_KV_HEAD
@@ -198,9 +198,9 @@ def consumer(
     o,
     lse,
     sinks,
-    inputs,  # what the partitions share, and the numbers of the problem
+    inputs,  # shared state of the partitions, and the problem's sizes
     window_left,
-    INDEX: gl.constexpr,  # which of the consumers this is
+    INDEX: gl.constexpr,  # index of this consumer
     BLOCK_D: gl.constexpr,
     CONSUMERS: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
@@ -247,7 +247,7 @@ def consumer(
     )
     packed = pack(p, DTYPE)
 
-    # The end of the tiles that all 64 queries see, but for what a window hides; the last is masked in any case.
+    # The end of the tiles that all 64 queries see, except keys hidden by a window; the last tile is always masked.
     end_unmasked = end - 1
     if IS_CAUSAL:
         end_unmasked = gl.minimum((start_m + 1) // BLOCK_N, end_unmasked)
@@ -284,7 +284,7 @@ def consumer(
         factor = gl.exp2(row_max - new_max)
         total = total * factor + gl.exp2(sink - new_max)
         row_max = new_max
-    # A row without probabilities (all scores are -inf, or it sees no key) is zero, as SDPA's is, and its L is -inf.
+    # A row without probabilities (all scores are -inf, or it sees no key) is zero, as in SDPA, and its L is -inf.
     acc = scale_rows(wait_for_sums(0, acc), factor / gl.where(total == 0, 1.0, total))
     for i in gl.static_range(len(acc)):
         q_tile[i].store(acc[i].to(DTYPE))
@@ -295,7 +295,7 @@ def consumer(
     gl.store(lse + row + offs_m, (row_max + gl.log2(total)) * LN_2, mask=offs_m < n_queries)
     store_wait(0)
     if CONSUMERS > 1 and INDEX == 0:
-        wait_for_turn(0)  # the last turn given, which nobody else takes
+        wait_for_turn(0)  # the last turn given, which no other consumer takes
 
 
 @gluon.jit
@@ -320,7 +320,9 @@ def step(
     WINDOWED: gl.constexpr,
     MASKED: gl.constexpr,
 ):
-    """Compute scores and softmax of this step's keys while the last step's probabilities multiply their values."""
+    """Compute scores and softmax of this step's keys while the last step's probabilities are multiplied with their
+    values.
+    """
     stage = t % STAGES
     wait_full(shared.full, t, STAGES)
     if CONSUMERS > 1:
@@ -357,8 +359,8 @@ def online_softmax(
     ROWS: gl.constexpr = row_max.type.layout
     scores, scale = cap_scores(scores, softmax_scale_log2, SOFTCAP_LOG2)
     if MASKED:
-        # A column number is a lane's part, bits 1 and 2, plus a part known at compile time. Split, they leave one
-        # comparison with a constant for each score; comparing the whole number costs three more instructions.
+        # A column number is a lane's part, bits 1 and 2, plus a part known at compile time. If they are split, each
+        # score needs one comparison with a constant; comparing the whole number takes three more instructions.
         column = gl.arange(0, scores.shape[1], layout=gl.SliceLayout(0, S))
         last_column = (last_key - start_n)[:, None] - (column & 6)[None, :]
         scores = gl.where((column & ~6)[None, :] <= last_column, scores, float("-inf"))
@@ -374,5 +376,5 @@ def online_softmax(
 
 @gluon.jit
 def lane_sums(p):
-    """Sum a row's numbers in each of the four lanes that share it, [64, 4]; the lanes' sums are added at the end."""
+    """Sum a row's elements in each of the four lanes that share it, [64, 4]; the lanes' sums are added at the end."""
     return gl.sum(gl.sum(p.reshape([64, p.shape[1] // 8, 4, 2]), 3), 1)

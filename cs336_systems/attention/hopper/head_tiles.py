@@ -1,7 +1,7 @@
-"""Matrices whose rows are heads of 64, 80, 96 or 128 numbers: tiles in shared memory, sums in registers.
+"""Matrices whose rows are heads of 64, 80, 96 or 128 elements: tiles in shared memory, sums in registers.
 
-Triton's tensors have lengths that are powers of two. So a matrix of 80 or 96 columns is in two parts, of 64 and of 16
-or 32 columns, in shared memory and in registers; others are in one. Functions here get and return tuples of parts.
+Triton's tensors have lengths that are powers of two. So a matrix of 80 or 96 columns has two parts, of 64 and of 16 or
+32 columns, in shared memory and in registers; others have one. Functions here accept and return tuples of parts.
 
 TMA copies a box of columns at a time, the largest that divides both parts. With the swizzle of a box, the boxes of a
 part lie one after the other, where wgmma expects them.
@@ -23,7 +23,7 @@ def box_columns(block_d):
 
 @gluon.constexpr_function
 def wide_columns(block_d):
-    """Columns of the first part of a matrix; those of the second, if it has one, are the rest."""
+    """Number of columns in the first part of a matrix; the second part, if any, has the rest."""
     return max(64, box_columns(block_d))
 
 
@@ -71,7 +71,7 @@ def box_of(part, i, COLUMNS: gl.constexpr):
 
 @gluon.jit
 def load_matrix(source, batch, head, row, full, matrix):
-    """Copy rows of a head to a matrix; what lies beyond the tensor's end reads as zero."""
+    """Copy rows of a head to a matrix; elements beyond the tensor's end read as zero."""
     COLUMNS: gl.constexpr = source.block_type.shape[3]
     for i in gl.static_range(len(matrix)):
         for j in gl.static_range(matrix[i].shape[1] // COLUMNS):
@@ -81,7 +81,7 @@ def load_matrix(source, batch, head, row, full, matrix):
 
 @gluon.jit
 def store_matrix(target, batch, head, row, matrix):
-    """Copy a matrix to rows of a head; what lies beyond the tensor's end is not written."""
+    """Copy a matrix to rows of a head; elements beyond the tensor's end are not written."""
     COLUMNS: gl.constexpr = target.block_type.shape[3]
     for i in gl.static_range(len(matrix)):
         for j in gl.static_range(matrix[i].shape[1] // COLUMNS):
@@ -91,7 +91,7 @@ def store_matrix(target, batch, head, row, matrix):
 
 @gluon.jit
 def load_operand(tiles, n, LAYOUT: gl.constexpr):
-    """Load matrix n of two parts into registers, as the left operand of products with this layout."""
+    """Load matrix n of two parts into registers, as the left operand of matmuls with this layout."""
     wide = tiles[0].index(n).load(gl.DotOperandLayout(0, LAYOUT, 2))
     narrow = tiles[1].index(n).load(gl.DotOperandLayout(0, LAYOUT, 2))
     return (wide, narrow)
@@ -109,7 +109,7 @@ def zero_sums(BLOCK_D: gl.constexpr):
 
 @gluon.jit
 def multiply_transposed(a, b, zero):
-    """Begin to multiply matrix a with the transpose of matrix b, which may be in one part where a is in two."""
+    """Start to multiply matrix a with the transpose of matrix b, which may have one part if a has two."""
     product = zero
     for i in gl.static_range(len(a)):
         part = b[i] if len(a) == len(b) else b[0].slice(i * a[i].shape[1], a[i].shape[1], 1)
@@ -119,7 +119,7 @@ def multiply_transposed(a, b, zero):
 
 @gluon.jit
 def add_product(sums, packed, matrix):
-    """Begin to add packed numbers, see pack, times a matrix to sums."""
+    """Start to add packed numbers (see pack) times a matrix to sums."""
     DTYPE: gl.constexpr = matrix[0].dtype
     x = unpack(packed, DTYPE, gl.DotOperandLayout(0, sums[0].type.layout, 2))
     result = (warpgroup_mma(x, matrix[0], sums[0], is_async=True),)
@@ -131,7 +131,7 @@ def add_product(sums, packed, matrix):
 
 @gluon.jit
 def wait_for_sums(PENDING: gl.constexpr, sums):
-    """Wait until at most PENDING products begun after sums' are unfinished."""
+    """Wait until at most PENDING matmuls started after that of `sums` are unfinished."""
     if len(sums) == 1:
         return (warpgroup_mma_wait(PENDING, deps=(sums[0],)),)
     else:

@@ -43,12 +43,12 @@ DTYPES = (torch.bfloat16, torch.float16)
 MIN_QUERIES = 2**15  # batch x heads x n_queries: two programs of 128 queries for each SM
 MIN_LENGTH = 512  # queries, and keys, of a sequence
 MIN_WORK = 2**34  # batch x heads x n_queries x n_keys x d as the Triton kernels pad it: with less, calls are host-bound
-MIN_HEAD_DIM = 40  # up to 32 are padded to 64 here, and to 32 at most by the Triton kernels
+MIN_HEAD_DIM = 40  # up to 32 are padded to 64 here, and to at most 32 by the Triton kernels
 MAX_GRID = 65535  # in the second and third dimension
 QUERIES = 64  # per warpgroup in the forward pass, per step in the backward pass
 KEYS = 128  # per program in the backward pass
-BLOCKS_D = (64, 80, 96, 128)  # what head dimensions are padded to
-UNIT = 8  # 16-bit numbers in the 16 bytes of which a tensor map's strides are multiples
+BLOCKS_D = (64, 80, 96, 128)  # the padded head dimensions
+UNIT = 8  # 16-bit elements in 16 bytes; a tensor map's strides are multiples of that
 
 ROW_LAYOUT = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
 
@@ -68,7 +68,7 @@ def obstacle(dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size) -> st
 def is_faster(q_shape: torch.Size, k_shape: torch.Size) -> bool:
     """Whether these kernels are faster than the Triton kernels for inputs of these shapes.
 
-    Their tiles are large, so that few short heads leave SMs idle, and their launches cost the host more.
+    Their tiles are large, so a few short heads leave SMs idle, and their launches have more host overhead.
     """
     n_queries, d = q_shape[-2:]
     n_keys = k_shape[-2]
@@ -116,11 +116,12 @@ def attention_backward(
     *options: Any,
     group: int | None = None,
 ) -> list[Tensor]:
-    """Compute the gradients of q, k, v and, if there are any, sinks from those of o and, unless it is None, of L.
+    """Compute the gradients of q, k, v and, if there are any, sinks from the gradients of o and, unless it is None, of
+    L.
 
     The gradient of q differs from run to run by the order of its additions, unless deterministic is among the options.
 
-    Heads are in groups of the default size unless an experiment passes its own.
+    Groups of heads have the default size unless an experiment passes its own.
     """
     chosen = Options(*options) if options else DEFAULTS
     dq, (dk, dv) = empty_output(q), key_gradients(q, k, v)

@@ -1,7 +1,7 @@
 """Packed tiles of 16-bit numbers in registers, two per register.
 
 A long-lived 16-bit tensor, such as one carried through a loop, occupies a 32-bit register per element. Packed into
-32-bit integers by hand, it occupies half as many.
+32-bit integers by hand, it needs half as many.
 """
 
 from triton.experimental import gluon

@@ -1,8 +1,8 @@
-"""Tile sizes of the Hopper kernels for each problem, chosen by times on an H200 (docs/hopper-kernels.md)."""
+"""Tile sizes of the Hopper kernels for each problem, chosen by timing on an H200 (docs/hopper-kernels.md)."""
 
 from dataclasses import dataclass
 
-L2_SHARE = 32 * 2**20  # bytes; what the tiles that a group of heads reads again and again may take of the 50 MiB
+L2_SHARE = 32 * 2**20  # bytes of the 50 MiB L2 cache for tiles that a group of heads reads repeatedly
 BACKWARD_REGISTERS = {64: (208, 24), 80: (216,), 96: (216,), 128: (216,)}
 """Registers per thread, by padded head dimension: of the warpgroups for dK and dV, and of the loader. The warpgroup for
 dQ gets the rest, 72: with less than 64 ptxas ignores all requests."""
@@ -15,7 +15,7 @@ class ForwardTiles:
     consumers: int
     """Warpgroups of 64 queries in a program: 1, 2 or 3."""
     group: int
-    """The most heads whose programs are interleaved in the launch order, so that they share the L2 cache."""
+    """Maximum number of heads whose programs are interleaved in the launch order, so that they share the L2 cache."""
 
     @property
     def registers(self) -> tuple[int, int]:
