@@ -13,7 +13,7 @@ ADDEND = 0.01
 
 
 def measure(cell: Accumulation, device: torch.device) -> list[Measurement]:
-    """Measure the final sum, its error relative to the exact one, and the increase by the last addition."""
+    """Measure the final sum, its error relative to the exact sum, and the increase by the last addition."""
     accumulator = torch.tensor(0.0, dtype=DTYPES[cell.accumulator], device=device)
     addend = torch.tensor(ADDEND, dtype=DTYPES[cell.addend], device=device)
     before = accumulator.clone()

@@ -17,15 +17,15 @@ from cs336_systems.record.measurement import Measurement, summarize
 
 MB = 10**6
 BLOCK = 1_000_003
-"""Period of a contribution, in numbers: a prime, so that no chunks of a library coincide with it."""
+"""Period of a contribution, in elements: a prime, so that no chunks of a library coincide with it."""
 LARGEST = 1000
-"""Contributions are whole numbers up to this, whose sums are exact in fp32 in any order."""
+"""Contributions are integers up to this, whose sums are exact in fp32 in any order."""
 
 
 def measure(cell: AllReduce, device: torch.device) -> list[Measurement]:
-    """Measure times of each all-reduce by the slowest rank, and bandwidths.
+    """Measure each all-reduce's time on the slowest rank, and bandwidths.
 
-    If the sum is wrong before timing, nothing is timed; wrong numbers are counted.
+    If the sum is wrong before timing, nothing is timed; wrong elements are counted.
     """
     check_memory(cell, device)
     blocks = torch.stack([contribution(rank) for rank in range(cell.processes)])
@@ -53,24 +53,24 @@ def measure(cell: AllReduce, device: torch.device) -> list[Measurement]:
 def bus_share(processes: int) -> float:
     """Bytes that each process sends per byte of its contribution in the ring algorithm: 2 (n - 1) / n.
 
-    Bus bandwidth compares with a link's for any number of processes (NVIDIA, nccl-tests).
+    Bus bandwidth is comparable with a link's for any number of processes (NVIDIA, nccl-tests).
     """
     return 2 * (processes - 1) / processes
 
 
 def check_memory(cell: AllReduce, device: torch.device) -> None:
-    """Check on all ranks that each has memory for its numbers, so that none waits for one that gave up.
+    """Check on all ranks that each has memory for its data, so that none waits for a rank that gave up.
 
     Raises:
         Unavailable: a rank has not.
     """
-    dist.barrier()  # Now all have released what the previous cell needed.
+    dist.barrier()  # Now all ranks have released the previous cell's memory.
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
     else:
         free = psutil.virtual_memory().available // cell.processes
     least = min(rank[0] for rank in gather([free], device)) / 1e9
-    # Gloo's ring stages one chunk of n, and NCCL allocates its buffers when it starts.
+    # Gloo's ring stages one of n chunks, and NCCL allocates its buffers when it starts.
     needed = cell.megabytes * MB * (1 + 1 / cell.processes) / 1e9
     if needed > least:
         raise Unavailable(f"each process needs {needed:.1f} GB of memory, and {least:.1f} GB are free for it")
@@ -89,7 +89,7 @@ def fill(numbers: Tensor, block: Tensor) -> None:
 
 
 def most_wrong(numbers: Tensor, block: Tensor) -> float:
-    """Count numbers that differ from the repeated block, on the rank with the most."""
+    """Count elements that differ from the repeated block, on the rank with the most."""
     wrong = sum(int((part != block[: len(part)]).sum()) for part in numbers.split(BLOCK))
     return max(rank[0] for rank in gather([wrong], numbers.device))
 
@@ -97,7 +97,7 @@ def most_wrong(numbers: Tensor, block: Tensor) -> float:
 def time_all_reduces(numbers: Tensor, mine: Tensor, cell: AllReduce, device: torch.device) -> list[float]:
     """Time all-reduces on this rank, each from a barrier until the device is idle; in seconds.
 
-    Each all-reduce sums the original contributions; the sum of the last one stays.
+    Each all-reduce sums the original contributions; the last sum is kept.
     """
     stopwatch = Stopwatch(device)
     seconds = []

@@ -41,7 +41,7 @@ def measure(cell: Attention, device: torch.device) -> list[Measurement]:
     reset_peak(device)
     _, seconds = time_phases(phases, warmup=0, steps=cell.steps, device=device)
     peak, before_backward = peak_memory(device), held[-1]
-    made = {"o": o.detach(), "dq": q.grad, "dk": k.grad, "dv": v.grad}  # by the last of the passes that were timed
+    made = {"o": o.detach(), "dq": q.grad, "dk": k.grad, "dv": v.grad}  # from the last timed pass
     found = {name: result for name, result in made.items() if result is not None}
     assert found.keys() == made.keys(), "a pass leaves an input without a gradient"
     require_close(found, (q, k, v, grad_o), is_causal=False)

@@ -35,7 +35,7 @@ def measure(cell: BlockMemory, device: torch.device) -> list[Measurement]:
 
     with record_saved(block) as saved:
         output = forward()
-    output.backward(grad_output)  # libraries take their workspaces now, not when memory is compared
+    output.backward(grad_output)  # libraries allocate their workspaces now, not when memory is compared
     del output
     block.zero_grad(set_to_none=True)
     x.grad = None
@@ -73,7 +73,7 @@ def in_mib(metric: str, counts: Iterable[int]) -> Measurement:
 
 
 def gradient_bytes(tensor: Tensor) -> int:
-    """Bytes of a tensor's gradient, which a backward pass has made."""
+    """Bytes of a tensor's gradient from a backward pass."""
     assert tensor.grad is not None
     return tensor.grad.untyped_storage().nbytes()
 

@@ -1,6 +1,6 @@
-"""Measure what each GPU of a machine reaches, and the state that its driver reports meanwhile.
+"""Measure the rates that each GPU of a machine reaches, and the state that its driver reports meanwhile.
 
-A GPU that fails, disappears or runs out of memory costs the works that it fails at, and no others.
+If a GPU fails, disappears or runs out of memory, only the workloads that fail are lost.
 
 Launch: python -m cs336_systems.benchmarks.card --instrument memory
 """
@@ -17,11 +17,11 @@ from cs336_systems.measure.memory import Unavailable
 from cs336_systems.record.measurement import Measurement
 
 WORKER = Worker()
-"""The process that measures on GPUs, for all cells: to start PyTorch anew takes seconds."""
+"""The process that measures on GPUs, for all cells: starting PyTorch again takes seconds."""
 
 
 def measure(cell: Card, device: torch.device) -> list[Measurement]:
-    """Measure all works of an instrument, GPU by GPU."""
+    """Measure all workloads of an instrument, GPU by GPU."""
     rows = [row for each in devices(device) for row in measure_on(each, cell)]
     if not rows:
         raise Unavailable("it needs at least two GPUs")
@@ -40,7 +40,7 @@ def measure_on(device: torch.device, cell: Card) -> Iterable[Measurement]:
     if cell.instrument == "facts":
         try:
             return facts(device, name_of(device))
-        except Exception as error:  # A driver that does not answer costs the facts, and no measurement.
+        except Exception as error:  # If the driver does not respond, only the facts are lost, not the measurements.
             return [lost("fact", error, {"device": name_of(device), "about": "all"})]
     if device.type == "cuda":
         return WORKER.measure(cell, device)

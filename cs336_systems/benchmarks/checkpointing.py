@@ -49,7 +49,7 @@ def measure(cell: Checkpointing, device: torch.device) -> list[Measurement]:
 
 
 def memory_of_a_step(step: TrainingStep, model: TransformerLM, device: torch.device) -> list[Measurement]:
-    """Measure memory before each phase of a step, each phase's peak, saved tensors, and how often a block runs."""
+    """Measure memory before each phase of a step, each phase's peak, saved tensors, and the number of block runs."""
     calls = 0
 
     def count(*_: object) -> None:

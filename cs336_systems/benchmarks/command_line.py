@@ -79,7 +79,7 @@ def main(experiment: type[E], measure: Measure[E]) -> None:
     with contextlib.ExitStack() as until_written:
         try:
             cells, options = parse_command_line(experiment, sys.argv[1:])
-            detect()  # raises ValueError where the environment names a GPU that there is not
+            detect()  # raises ValueError if the environment names a GPU that does not exist
             machine = resolve_device(options.device)
             for cell in cells:
                 check_processes(cell, rank)
@@ -129,7 +129,7 @@ def check_own(cell: Experiment) -> None:
 
 
 def of_row(cell: Experiment, row: Measurement) -> list[str]:
-    """The contender of a measurement: the cell's, or the one that its details name, if it is of one at all."""
+    """The contender of a measurement: the cell's, or the one named in its details, if any."""
     if not set(WHO).intersection(cell.details):
         return contenders_of(cell)
     return [row.details[name] for name in WHO if row.details.get(name)]
@@ -150,7 +150,7 @@ def measure_all(
     with tempfile.TemporaryDirectory() as cache, process_group(rank, device), lost_memory():
         # Compilation starts from an empty cache, so that its cost does not depend on earlier runs.
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
-        # Collections between cells then leave out what modules hold, which takes a tenth of a second each time.
+        # Collections between cells then skip the modules' objects, which would take a tenth of a second each time.
         gc.freeze()
         atexit.register(gc.unfreeze)  # or Triton's bindings would call what is still there leaked, in 30 lines
         measured = measure_cells(cells_left, measure, device, seed) if cells_left else iter(())
@@ -161,10 +161,10 @@ def measure_all(
 
 @contextlib.contextmanager
 def lost_memory() -> Iterator[None]:
-    """Tell the launcher if memory runs out where other ranks wait, which ends the launch but need not cost other cells.
+    """Notify the launcher if memory runs out while other ranks wait, which ends the launch but need not lose other
+    cells.
 
-    Raises:
-        RuntimeError: it has run out, on this rank.
+    Raises: RuntimeError: it has run out on this rank.
     """
     try:
         yield
@@ -180,10 +180,9 @@ def parse_command_line(
     """Parse the cells and options of a command line.
 
     Args:
-        experiment: parameters of a cell.
-        arguments: what follows the program's name.
-        kind: a dataclass of the other options, `seed` among them; an instance of it is returned.
-        program: the module that is run, if it is not the experiment's.
+        experiment: parameters of a cell. arguments: the arguments after the program's name. kind: a dataclass of the
+            other options, `seed` among them; an instance of it is returned. program: the module to run, if it is not
+            the experiment's.
 
     Raises:
         ValueError: a value that the experiment does not allow, in one sentence.
@@ -219,7 +218,7 @@ def resolve_device(device: str) -> torch.device:
     """Resolve `auto` to the machine's device.
 
     Raises:
-        ValueError: a GPU was requested and PyTorch sees none of NVIDIA's.
+        ValueError: a GPU was requested and PyTorch sees no NVIDIA GPU.
     """
     visible = torch.cuda.is_available() and not torch.version.hip
     if device == CUDA and not visible:
@@ -233,8 +232,7 @@ def device_of_rank(cells: Sequence[Experiment], machine: torch.device, rank: Ran
     """Choose the device on which this rank measures all cells of its launch; each rank has its own GPU.
 
     Raises:
-        ValueError: the cells' backends need different devices, or GPUs where the machine has none, or fewer than it
-            has processes.
+        ValueError: the cells' backends need different devices, or more GPUs than the machine has.
     """
     devices = sorted({device_of(cell, machine.type) for cell in cells})
     if len(devices) > 1:
@@ -248,7 +246,7 @@ def device_of_rank(cells: Sequence[Experiment], machine: torch.device, rank: Ran
 
 
 def check_processes(cell: Experiment, rank: Rank) -> None:
-    """Check that the cell was launched with the number of processes that it requires.
+    """Check that the cell was launched with its number of processes.
 
     Raises:
         ValueError: it was not; the sentence says how to launch it.
@@ -280,7 +278,7 @@ def report_progress(
 
 def format_table(experiment: type[Experiment], rows: Sequence[Row]) -> str:
     """Format rows as a plain-text table of parameters and measurements, without empty columns."""
-    import pandas  # Jobs with a file do without it.
+    import pandas  # Jobs with a file do not need it.
 
     table = pandas.DataFrame([row.model_dump() for row in rows])
     statistics = ["metric", *experiment.details, "unit", "n", "mean", "std", "median", "value", "status", "message"]

@@ -1,4 +1,4 @@
-"""Train a language model with interleaved data-parallel wrappers, and time what communication adds to a step.
+"""Train a language model with interleaved data-parallel wrappers, and time the communication that is added to a step.
 
 Launch: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks.data_parallel --precision bf16 --rounds 1
 """

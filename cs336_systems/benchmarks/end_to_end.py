@@ -4,7 +4,7 @@ Launch: python -m cs336_systems.benchmarks.end_to_end --size small --context 512
 """
 
 import torch
-import torch._dynamo  # or an optimizer would import it while the model's build is timed
+import torch._dynamo  # imported here: otherwise an optimizer would import it while the model's build is timed
 
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.measure.device_busy import device_busy
@@ -64,7 +64,7 @@ def build_step(cell: EndToEnd, device: torch.device) -> TrainingStep:
 
 
 def compiled_graphs() -> int:
-    """Count graphs that torch.compile has captured so far."""
+    """Count the graphs that torch.compile has captured so far."""
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 

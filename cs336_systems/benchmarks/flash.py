@@ -1,4 +1,4 @@
-"""Time attention implementations against each other, each after a comparison of its results with float64.
+"""Time attention implementations against each other, after comparing each one's results with float64.
 
 Launch: python -m cs336_systems.benchmarks.flash --sequence 1024 --implementation triton sdpa_flash flex
 """
@@ -50,19 +50,19 @@ from cs336_systems.record.measurement import Measurement, summarize
 
 HOST_ROUNDS, HOST_CALLS = 10, 20
 LEAST_CALLS = 5
-"""The fewest timed calls, even if they take longer than requested: a single sample has no spread."""
+"""Minimum number of timed calls, even if they take longer than requested: a single sample has no spread."""
 CPU_WARMUP, CPU_CALLS = 2, 10
 TIMES_OF_PASSES = ("forward", "backward", "forward_backward", "graph", "handout")
 """Metrics that time an implementation's passes."""
 
 
 def measure(cell: Flash, device: torch.device) -> list[Measurement]:
-    """Measure forward, backward and both; on a GPU also peak memory, the cost on the host, and the kernels' names."""
+    """Measure forward, backward and both; on a GPU also peak memory, host overhead and the kernels' names."""
     contender = cell.contender
     if device.type not in contender.devices:
         those = (each.name for each in Flash.contenders if device.type in each.devices)
         raise Unavailable(f"{contender.name} needs a CUDA device; on a CPU: {', '.join(those)}")
-    # Chosen here, not in each call, which it would cost the host some microseconds.
+    # Chosen here, not in each call, where it would cost the host some microseconds.
     with errors_of_own_code(own=contender.own), backend_of(contender):
         return measure_on_gpu(cell, device) if device.type == "cuda" else measure_on_cpu(cell, device)
 
@@ -73,16 +73,16 @@ def backend_of(contender: AttentionContender) -> AbstractContextManager[None]:
 
 
 def measure_on_gpu(cell: Flash, device: torch.device) -> list[Measurement]:
-    """Measure times by CUDA events around calls with a cold L2 cache."""
+    """Measure times with CUDA events around calls with a cold L2 cache."""
     from triton.testing import do_bench
 
     contender = cell.contender
     if cell.precision not in contender.precisions:
         raise Unavailable(f"on a GPU, {contender.name} takes {' and '.join(contender.precisions)} only")
-    # The backward pass is timed by itself, several times for one forward pass.
+    # The backward pass is timed separately, several times for one forward pass.
     torch._functorch.config.donated_buffer = False
-    take_persisting_l2()  # of code under test before this
-    # Not counted for this cell: cuBLAS keeps a workspace for every thread and stream that has multiplied matrices.
+    take_persisting_l2()  # of earlier code under test
+    # Not counted for this cell: cuBLAS keeps a workspace for every thread and stream that has run a matmul.
     multiply_matrices(cell, device)
     workspaces = in_use(device)
     call = build(cell)
@@ -102,7 +102,7 @@ def measure_on_gpu(cell: Flash, device: torch.device) -> list[Measurement]:
     reset_peak(device)
     forward_backward()
     peak = peak_memory(device, above=workspaces)
-    # Not before: first_call compiles, and this takes memory.
+    # Not earlier: first_call compiles, and this takes memory.
     rounding = require_right(cell, call, (q, k, v))
     if contender.own:
         require_timers()
@@ -144,7 +144,7 @@ def measure_on_gpu(cell: Flash, device: torch.device) -> list[Measurement]:
 
 
 def require_right(cell: Flash, call: AttentionCall, inputs: Sequence[Tensor]) -> list[Measurement]:
-    """Compare an implementation with float64; return a row if a user's own in fp32 is no more exact than TF32."""
+    """Compare an implementation with float64; return a row if a user's fp32 is no more exact than TF32."""
     own = cell.contender.own
     tolerance = OF_USERS if own else TOLERANCE
     foreign = cell.contender.foreign or own
@@ -161,7 +161,7 @@ def seconds_of(measurements: Iterable[Measurement]) -> dict[str, float]:
 
 
 def launches(contender: AttentionContender, step: Callable[[], None], device: torch.device) -> Measurement:
-    """Count the kernels, copies and fills that a call launches, with their names in the order of their first launch.
+    """Count the kernels, copies and fills that a call launches; return their names in the order of first launch.
 
     Raises:
         Unavailable: the kernel that identifies a library's implementation is missing; AssertionError if it is ours.
@@ -178,19 +178,19 @@ def launches(contender: AttentionContender, step: Callable[[], None], device: to
 
 
 def multiply_matrices(cell: Flash, device: torch.device) -> None:
-    """Run small matmuls in this thread and in autograd's, after which cuBLAS holds the workspaces of both."""
+    """Run small matmuls in this thread and in autograd's, so that cuBLAS holds both workspaces."""
     q, k, v = make_inputs(replace(cell, sequence=16), device)
     plain_attention(q, k, v, is_causal=True).sum().backward()
 
 
 def square_product(dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
-    """Make the reference matmul, which shows the rate that matmuls reach in this run."""
+    """Make the reference matmul, which shows the matmul rate in this run."""
     a, b = torch.randn((2, MATMUL, MATMUL), dtype=dtype, device=device)
     return lambda: a @ b
 
 
 def handout_protocol(step: Callable[[], None], device: torch.device) -> list[Measurement]:
-    """Time a step with accumulating gradients by the leaderboard's protocol, with the GPU's clock and power."""
+    """Time a step with accumulating gradients under the leaderboard's protocol, with the GPU's clock and power."""
     from triton.testing import do_bench
 
     with GpuState(uuid(device)) as monitor:
@@ -200,7 +200,7 @@ def handout_protocol(step: Callable[[], None], device: torch.device) -> list[Mea
 
 
 def replay(cell: Flash, call: AttentionCall, inputs: tuple[Tensor, ...]) -> Measurement:
-    """Measure device time of forward and backward, or say why a user's own code cannot be captured."""
+    """Measure device time of forward and backward, or report why a user's code cannot be captured."""
     try:
         with errors_of_own_code(own=cell.contender.own):
             if cell.contender.own:
@@ -213,7 +213,7 @@ def replay(cell: Flash, call: AttentionCall, inputs: tuple[Tensor, ...]) -> Meas
 def require_no_waiting(call: AttentionCall, inputs: tuple[Tensor, ...]) -> None:
     """Raise a RuntimeError if a call synchronizes with the device, which no CUDA graph can capture.
 
-    This is not left to the capture: one that fails leaves PyTorch's generator of random numbers unusable.
+    Not left to the capture, since a failed capture leaves PyTorch's random number generator unusable.
     """
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -26,14 +26,14 @@ PRECISIONS = {"bf16x6": "tf32x3", "matrix_units": "ieee"}
 
 
 def measure(cell: FlashAblation, device: torch.device) -> list[Measurement]:
-    """Measure times of each pass's kernels, or say that the pass does not make this decision here."""
+    """Measure times of each pass's kernels, or report that the pass does not make this decision here."""
     if device.type != "cuda":
         raise Unavailable("the Triton kernels need a CUDA device")
     require_kernels(device)
     from cs336_systems.attention.triton_launch import attention_backward, attention_forward, default_tiles
 
     q, k, v, grad_o = inputs = make_inputs(cell, device)
-    grad_of_sum = torch.ones((), dtype=q.dtype, device=device).expand(q.shape)  # as autograd makes it
+    grad_of_sum = torch.ones((), dtype=q.dtype, device=device).expand(q.shape)  # as autograd creates it
     o, lse = attention_forward(q, k, v, True)
     default_forward, default_backward = default_tiles(q.get_device(), q.dtype, q.shape)
 
@@ -53,7 +53,7 @@ def measure(cell: FlashAblation, device: torch.device) -> list[Measurement]:
         "backward_of_sum": ([q, k, v, grad_of_sum], backward_of_sum, default_backward, backward_changed),
     }
     rows: list[Measurement] = []
-    for phase, arguments in passes.items():  # A pass whose changed tiles do not fit the GPU costs no other pass.
+    for phase, arguments in passes.items():  # If a pass's changed tiles do not fit the GPU, only that pass is lost.
         rows += rows_or_reason(functools.partial(_time, phase, cell, *arguments), phase, "ms")
     return rows
 
@@ -65,7 +65,7 @@ def make_inputs(cell: FlashAblation, device: torch.device) -> list[Tensor]:
 
 
 def forward_without(decision: str, default: ForwardTiles) -> ForwardTiles:
-    """Revert one decision of the default forward tiles; unchanged if they do not make it."""
+    """Revert one decision of the default forward tiles; unchanged if they do not use it."""
     changes: dict[str, dict[str, Any]] = {
         "descriptors": {"descriptors": False},
         "register_limit": {"maxnreg": None},
@@ -97,7 +97,7 @@ def _time(
     default: ForwardTiles | BackwardTiles,
     tiles: ForwardTiles | BackwardTiles,
 ) -> list[Measurement]:
-    """Time a pass, after a comparison of its results with float64."""
+    """Time a pass, after comparing its results with float64."""
     from triton.testing import do_bench
 
     if cell.without in PRECISIONS:

@@ -23,7 +23,7 @@ from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.training_step import TrainingStep
 
 SMALL = 0.001
-"""Kernels below this share of all kernels' time share one row with others of their stage and range."""
+"""Kernels below this share of the total kernel time share one row with others of their stage and range."""
 
 
 def measure(cell: KernelProfile, device: torch.device) -> list[Measurement]:
@@ -90,7 +90,7 @@ def kernel_rows(kernels: Sequence[Kernel]) -> Iterator[Measurement]:
     least = SMALL * sum(kernel.duration for kernel in kernels)
     for (stage, range_, category), named in durations.items():
         small = [name for name, samples in named.items() if sum(samples) < least]
-        if len(small) > 1 and category != "matmul":  # of which the launches are counted by name
+        if len(small) > 1 and category != "matmul":  # whose launches are counted by name
             together = [sample for name in small for sample in named.pop(name)]
             named[f"others ({len(small)} kernels)"] = together
         for name, samples in named.items():

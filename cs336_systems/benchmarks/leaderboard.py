@@ -1,6 +1,6 @@
 """Measure the 2026 leaderboard's training step on two GPUs, or one rank's part of it on one.
 
-Whether the step fits is printed before anything is allocated, and decides how many blocks are computed again.
+Before allocating, it prints whether the step fits, and chooses how many blocks are recomputed.
 
 Launch: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks.leaderboard
 """
@@ -37,7 +37,7 @@ HYPERPARAMETERS: dict[str, Any] = {"lr": 1e-4, "betas": (0.9, 0.95), "eps": 1e-8
 def measure(cell: Leaderboard, device: torch.device) -> list[Measurement]:
     """Measure the step, its passes and its update alone, memory, and the time from the process's start to a step."""
     if device.type == "cuda":
-        # Without it freed blocks of 1.4 GB leave gaps that nothing else fits into.
+        # Without it, freed blocks of 1.4 GB leave gaps that nothing else fits into.
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
     plan = plan_step(cell, device)
     reset_peak(device)
@@ -61,7 +61,7 @@ def measure(cell: Leaderboard, device: torch.device) -> list[Measurement]:
 
 
 def plan_step(cell: Leaderboard, device: torch.device) -> Setting:
-    """Choose the number of blocks that are computed again, and print whether a rank's step fits.
+    """Choose the number of blocks to recompute, and print whether a rank's step fits.
 
     Raises:
         Unavailable: it does not fit, or the device does not run this project's kernels.
@@ -82,7 +82,7 @@ def plan_step(cell: Leaderboard, device: torch.device) -> Setting:
 
 
 def verdict(step: Setting, free: float) -> str:
-    """Say in a sentence whether a rank's step fits into some free bytes."""
+    """Say in a sentence whether a rank's step fits into the given free bytes."""
     blocks = f"with {step.recomputed} of {step.shape.num_layers} blocks computed again in the backward pass"
     needed, has = f"{peak(step).total / GB:.3g} GB", f"{free / GB:.3g} GB"
     if peak(step).total <= usable(free):
@@ -91,7 +91,7 @@ def verdict(step: Setting, free: float) -> str:
 
 
 def allocatable_bytes(device: torch.device) -> int:
-    """Bytes that a rank can allocate: free ones on its GPU, or its share of those of the host."""
+    """Bytes that a rank can allocate: the free bytes of its GPU, or its share of the host's."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     ranks = dist.get_world_size() if dist.is_initialized() else 1
@@ -99,7 +99,7 @@ def allocatable_bytes(device: torch.device) -> int:
 
 
 def make_runs(cell: Leaderboard, plan: Setting, device: torch.device) -> dict[str, Callable[[], None]]:
-    """Build the step, and return what is timed: the step, its passes without an update, and its update alone."""
+    """Build the step, and return the timed functions: the step, its passes without an update, and its update alone."""
     model = build_model(
         "cs336_systems.model:TransformerLM",
         parse_size(cell.size),

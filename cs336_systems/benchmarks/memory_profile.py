@@ -1,4 +1,4 @@
-"""Follow the memory of one step of a Transformer language model, allocation by allocation.
+"""Record the memory of one step of a Transformer language model, allocation by allocation.
 
 Launch: python -m cs336_systems.benchmarks.memory_profile --size small --context 512 --mode inference forward train_step
 """
@@ -22,7 +22,7 @@ from cs336_systems.sizes import parse_size
 from cs336_systems.training_step import TrainingStep
 
 LARGEST = 12
-"""How many groups of the largest allocations are reported."""
+"""Number of reported groups of largest allocations."""
 
 
 def measure(cell: MemoryProfile, device: torch.device) -> list[Measurement]:
@@ -42,9 +42,9 @@ def measure(cell: MemoryProfile, device: torch.device) -> list[Measurement]:
 
 
 def warm_up(step: TrainingStep, mode: str) -> None:
-    """Run a step, which makes the optimizer's state and workspaces, and release gradients and graph.
+    """Run a step, which creates the optimizer state and workspaces, and release gradients and graph.
 
-    The next step begins as in a loop that has just called zero_grad: with neither gradients nor a graph in memory.
+    The next step starts as in a loop that has just called zero_grad, with neither gradients nor a graph in memory.
     """
     for stage in step.stages(mode).values():
         stage()
@@ -103,7 +103,7 @@ def timeline_rows(timeline: Timeline) -> Iterator[Measurement]:
 
 
 def allocation_rows(timeline: Timeline) -> Iterator[Measurement]:
-    """Make rows of the step's largest allocations, with lifetimes of those that were freed in it."""
+    """Make rows of the step's largest allocations, with lifetimes of the allocations freed in it."""
     for rank, group in enumerate(largest_groups(timeline, LARGEST), start=1):
         of = group[0]
         details = {name: getattr(of, name) for name in ("stage", "category", "freed", "operator", "source")}

@@ -30,21 +30,22 @@ COMPILER_ERRORS = {
     "triton.runtime.errors.OutOfResources",
     "triton.runtime.errors.PTXASError",
 }
-"""Names of the exceptions of compilers, by which they are recognized without importing a compiler. OutOfResources: what
-was compiled does not fit the GPU."""
+"""Names of the exceptions of compilers, by which they are recognized without importing a compiler. OutOfResources: the
+compiled kernel does not fit the GPU.
+"""
 COMPILER_MESSAGES = ("PassManager::run failed", "ptxas", "Failed to find C compiler")
 """Parts of the messages of plain RuntimeErrors by which Triton reports that a compiler failed."""
 
 
 class CompilerFailure(RuntimeError):
-    """Raised on all ranks where a compiler failed on one; its text is the reason."""
+    """Raised on all ranks if a compiler failed on one; its text is the reason."""
 
 
 def measure_cells(
     cells: Sequence[E], measure: Measure[E], device: torch.device, seed: int
 ) -> Iterator[tuple[E, list[Measurement]]]:
-    """Measure each cell; nothing of a cell stays in memory when the next one begins."""
-    # fp32 means fp32: no rounding of matrix multiplies' inputs to TF32, which PyTorch's compiler recommends.
+    """Measure each cell; nothing of a cell stays in memory when the next one starts."""
+    # fp32 means fp32: no rounding of matmul inputs to TF32, although PyTorch's compiler recommends it.
     torch.set_float32_matmul_precision("highest")
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores for float32 matrix multiplication available")
     warnings.filterwarnings("ignore", r"\s*Online softmax is disabled on the fly")  # its choice, for our shapes
@@ -60,7 +61,7 @@ def measure_cells(
 
 
 def measure_alone(measure: Measure[E], cell: E, device: torch.device, seed: int) -> list[Measurement]:
-    """Measure a cell from a fresh seed, or explain why not; its memory is freed afterwards."""
+    """Measure a cell from a fresh seed, or report why not; its memory is freed afterwards."""
     torch.manual_seed(seed)
     measurements = measure_or_explain(measure, cell, device)
     release(device)
@@ -68,10 +69,9 @@ def measure_alone(measure: Measure[E], cell: E, device: torch.device, seed: int)
 
 
 def require_kernels(device: torch.device) -> None:
-    """Check that a GPU runs this project's attention: what runs in its place must not be measured under its name.
+    """Check that a GPU runs this project's attention: a fallback must not be measured under its name.
 
-    Raises:
-        Unavailable: it does not.
+    Raises: Unavailable: it does not.
     """
     if device.type == "cuda" and (obstacle := kernel_obstacle(device)):
         raise Unavailable(f"this project's kernels do not run here: {obstacle}")
@@ -113,14 +113,14 @@ def status_of(error: BaseException) -> Status | None:
     if isinstance(error, Unavailable):
         return "skipped"
     in_compiler = is_compiler_failure(error)
-    # The compiler's own out-of-memory reaches us wrapped.
+    # The compiler's out-of-memory error arrives wrapped.
     if is_out_of_memory(error) or (in_compiler and is_out_of_memory(error.__cause__)):
         return "oom"
     return "failed" if in_compiler else None
 
 
 def is_compiler_failure(error: BaseException) -> bool:
-    """Whether an exception means that a compiler, or a tool that it needs, failed, or its kernel does not fit."""
+    """Whether an exception means that a compiler or a tool it needs failed, or that its kernel does not fit."""
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
     if isinstance(error, CompilerFailure) or not names.isdisjoint(COMPILER_ERRORS):
         return True
@@ -129,7 +129,7 @@ def is_compiler_failure(error: BaseException) -> bool:
 
 def reason_of(error: BaseException) -> str:
     """Describe in one or two sentences why something could not be measured."""
-    cause: Any = getattr(error, "inner_exception", error)  # torch.compile wraps what a compiler raised
+    cause: Any = getattr(error, "inner_exception", error)  # torch.compile wraps the compiler's exception
     if type(cause).__name__ == "OutOfResources" and is_compiler_failure(cause):
         unit = "bytes of " if "memory" in cause.name else ""
         return f"a kernel needs {cause.required} {unit}{cause.name}, and this GPU has {cause.limit}"

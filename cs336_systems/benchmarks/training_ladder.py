@@ -1,6 +1,6 @@
-"""Time a training step from the first setting to the fastest, rung by rung, and the card's floor below it.
+"""Time a training step from the first setting to the fastest, rung by rung, and its parts alone.
 
-Small models are all alive at once and take turns; of large ones, one after another is built, timed and released.
+Small models are all in memory at once and take turns; large ones are built, timed and released one after another.
 
 Launch: python -m cs336_systems.benchmarks.training_ladder --size 2.7B --context 1024 --rungs all
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 
 import torch
-import torch._dynamo  # or an optimizer would import it while the set-up is timed
+import torch._dynamo  # imported here: otherwise an optimizer would import it while the set-up is timed
 
 from cs336_systems.accounting.transformer import parameters
 from cs336_systems.benchmarks.ladder.floor import measure_floor
@@ -31,18 +31,18 @@ from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
 
 ROUNDS = 3
-"""Turns of each rung where they take turns."""
+"""Number of turns per rung, if rungs take turns."""
 LEAST_STEPS = 3
 LONGEST_S = 3.0
-"""Seconds after which a turn ends, if it has had its least number of steps."""
+"""Seconds after which a turn ends, if it has had its minimum number of steps."""
 HELD_BYTES = 40
-"""Memory per weight that is allowed for each model alive: weights, gradients, moments, and as much of activations."""
+"""Memory budget per weight for each model in memory: weights, gradients, moments, and as much again for activations."""
 SHARE_HELD = 0.5
-"""Share of the memory that all models together may hold, so that one of them can run."""
+"""Share of the memory that all models together may use, so that one of them can run."""
 
 
 def measure(cell: TrainingLadder, device: torch.device) -> list[Measurement]:
-    """Measure every rung of a cell, and the floor, or whether the rungs learn."""
+    """Measure every rung of a cell and the step's parts alone, or whether the rungs learn."""
     rungs = rungs_of(cell.rungs)
     if cell.part == "training":
         reference = cache(lambda: gradients(FIRST, cell, device))
@@ -63,7 +63,7 @@ def measure(cell: TrainingLadder, device: torch.device) -> list[Measurement]:
 
 
 def fit_together(cell: TrainingLadder, rungs: Sequence[Rung], device: torch.device) -> bool:
-    """Whether the models of all rungs can be alive at once."""
+    """Whether the models of all rungs fit into memory at once."""
     if device.type != "cuda":
         return True
     memory = torch.cuda.get_device_properties(device).total_memory
@@ -87,7 +87,7 @@ def measure_group(rungs: Sequence[Rung], cell: TrainingLadder, device: torch.dev
 
 
 def set_up(rung: Rung, ready: dict[Rung, RungStep], cell: TrainingLadder, device: torch.device) -> list[Measurement]:
-    """Build and warm up a rung's step, which is ready from then on."""
+    """Build and warm up a rung's step."""
     torch.manual_seed(rank())  # the same weights and tokens for all rungs
     stopwatch, before = Stopwatch(device), in_use(device)
     step = RungStep(rung, cell, torch.randint(cell.vocab_size, (cell.batch_size, cell.context + 1), device=device))
@@ -105,12 +105,12 @@ def set_up(rung: Rung, ready: dict[Rung, RungStep], cell: TrainingLadder, device
 
 
 def observed_dtype(metric: str, dtype: str) -> Measurement:
-    """A type that was seen."""
+    """Make the row of an observed dtype."""
     return Measurement(metric=metric, unit="dtype", n=1, value=dtype)
 
 
 def take_turn(step: RungStep, steps: int, device: torch.device) -> Turn:
-    """Time steps: on a GPU until they settle; on a CPU some after one that is not timed, fewer where they take long."""
+    """Time steps: on a GPU until steady state; on a CPU some steps after an untimed one, fewer if they are slow."""
     if device.type == "cuda":
         return sustained_turn(step, device)
     seconds: list[float] = []
@@ -120,7 +120,7 @@ def take_turn(step: RungStep, steps: int, device: torch.device) -> Turn:
 
 
 def summaries(step: RungStep, turns: Sequence[Turn], device: torch.device) -> Iterator[Measurement]:
-    """Summarize a rung's times and energy, and measure for how long the device is busy."""
+    """Summarize a rung's times and energy, and measure how long the device is busy."""
     yield summarize("step", "ms", [1e3 * lap for turn in turns for lap in turn.laps])
     if first := turns[0].first:
         yield summarize("first_steps", "ms", [1e3 * lap for lap in first])
@@ -139,7 +139,7 @@ def explained(
     cell: TrainingLadder,
     device: torch.device,
 ) -> list[Measurement]:
-    """Measure a rung, or say at a metric why it could not be: that costs no other rung."""
+    """Measure a rung, or report at a metric why it could not be measured: no other rung is lost."""
     unit, details = TrainingLadder.metrics[metric], {"rung": rung.name}
     rows = rows_or_reason(partial(measure_rung, cell, device), metric, unit, details)
     if rows[0].status != "ok":
@@ -148,7 +148,7 @@ def explained(
 
 
 def details_of(rung: Rung, rows: Sequence[Measurement] | Iterator[Measurement]) -> Iterator[Measurement]:
-    """The same rows as a rung's."""
+    """The detail columns of a rung's rows."""
     for row in rows:
         yield dataclasses.replace(row, details={"rung": rung.name})
 

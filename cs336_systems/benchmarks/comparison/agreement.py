@@ -18,9 +18,9 @@ from cs336_systems.record.measurement import Status
 
 T = TypeVar("T")
 GIVEN_UP: Mapping[Status | None, type[Exception]] = {"oom": MemoryError, "failed": CompilerFailure}
-"""What all ranks raise where an attempt failed on one, by the status of its exception."""
+"""The exceptions that all ranks raise if an attempt failed on one, by status."""
 WATCHDOG = 0.25
-"""Seconds in which NCCL's watchdog, which looks every 0.1 s, lets go of the buffers of finished collectives."""
+"""Seconds within which NCCL's watchdog, which polls every 0.1 s, releases the buffers of finished collectives."""
 
 
 class OwnCodeRaises(Unavailable):
@@ -31,7 +31,7 @@ def fits_on_all_ranks(attempt: Callable[[], T], device: torch.device) -> T:
     """Run an attempt that needs memory but no other rank, and return its result.
 
     Raises:
-        MemoryError: on all ranks, if it ran out on any.
+        MemoryError: on all ranks, if memory ran out on any.
         CompilerFailure: on all ranks, if a compiler failed on any.
     """
     reasons, result = dict.fromkeys(GIVEN_UP, ""), None
@@ -51,11 +51,11 @@ def fits_on_all_ranks(attempt: Callable[[], T], device: torch.device) -> T:
 
 
 def available_on_all_ranks(attempt: Callable[[], T], *, own: bool = False) -> T:
-    """Run an attempt that any rank may find unavailable, and return its result.
+    """Run an attempt that may be unavailable on any rank, and return its result.
 
     Args:
-        attempt: raises `Unavailable` if it cannot be made here.
-        own: whether it runs a user's code, any exception of which is a reason to go on without it.
+        attempt: raises `Unavailable` if it cannot be made here. own: whether it runs a user's code; any exception of
+            that code is a reason to continue without it.
 
     Raises:
         Unavailable: on all ranks, if an attempt failed on any.
@@ -83,12 +83,11 @@ def first_of_all_ranks(reason: str) -> str:
 
 
 def check_memory(needed: int, device: torch.device) -> None:
-    """Check that all ranks have a number of bytes of memory to spare.
+    """Check that all ranks have a number of bytes of free memory.
 
-    Raises:
-        Unavailable: on all ranks, if one has not.
+    Raises: Unavailable: on all ranks, if one has not.
     """
-    dist.barrier()  # Now all have freed what they had before.
+    dist.barrier()  # Now all ranks have freed their previous memory.
     least = min(rank[0] for rank in gather([spare_memory(device)], device))
     if needed > least:
         raise Unavailable(f"each process needs {needed / 1e9:.1f} GB of memory, and {least / 1e9:.1f} GB are free")
@@ -112,7 +111,7 @@ def free_memory(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def quick_collections() -> Iterator[None]:
-    """Restrict garbage collection to objects made inside this context, so that it takes milliseconds."""
+    """Restrict garbage collection to objects created inside this context, so that it takes milliseconds."""
     gc.freeze()
     try:
         yield

@@ -85,7 +85,7 @@ def sdpa(cell: Flash) -> AttentionCall:
     backend = getattr(SDPBackend, cell.contender.backend)
 
     def with_backend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        # Compiled, it is part of the graph, or that of another backend would be taken from the compiler's cache.
+        # It is part of a compiled graph; otherwise the compiler's cache would return another backend's graph.
         with sdpa_kernel(backend):
             return call(q, k, v)
 

@@ -1,6 +1,6 @@
 """Times, copies and comparisons that code under test cannot replace: they are bound before it is imported.
 
-The classes and functions are PyTorch's in C, which have no attributes that could be patched.
+The classes and functions are PyTorch's C ones, without attributes that could be patched.
 """
 
 import ctypes
@@ -14,14 +14,15 @@ from torch import Tensor
 from cs336_systems.benchmarks.comparison.refusal import refuse
 
 FLUSHED = 2**28
-"""Bytes that are written before each lap, more than any L2 cache holds: as many as Triton's do_bench writes."""
+"""Bytes written before each lap, larger than any L2 cache: as many as in Triton's do_bench."""
 AHEAD = 1_000_000
-"""Cycles that the device waits before a lap, about 0.5 ms, so that the host gets ahead: if it needs no longer, a lap is
-the device's time. Work that does not wait for the timed stream may hide there, but not in a trace."""
+"""Cycles that the device waits before a lap, about 0.5 ms, so that the host gets ahead: if the host needs no longer, a
+lap is the device's time. Work that does not wait for the timed stream may hide in this wait, but not in a trace.
+"""
 LATE_S = 1e-4
-"""Seconds that the host waits for an idle device, at most."""
+"""Maximum number of seconds that the host waits for an idle device."""
 PERSISTING_L2 = 6
-"""CUDA's number of the limit on L2 cache lines that are set aside (CU_LIMIT_PERSISTING_L2_CACHE_SIZE)."""
+"""CUDA's number for the limit on reserved L2 cache lines (CU_LIMIT_PERSISTING_L2_CACHE_SIZE)."""
 
 now = time.perf_counter
 copy, _empty = torch.clone, torch.empty
@@ -33,13 +34,13 @@ spin: Any = getattr(torch._C, "_cuda_sleep", None)
 
 
 def lap(work: Callable[[], Sequence[Tensor]], device: torch.device) -> tuple[float, list[Tensor]]:
-    """Time work that begins with a cold L2 cache, in seconds, and what the device does after the results are copied.
+    """Time work that starts with a cold L2 cache, in seconds, and any device work after the results are copied.
 
     Returns:
-        The time, and copies of the results as they were when the timed stream, or on a CPU the call, was done.
+        The time, and copies of the results at the moment when the timed stream, or on a CPU the call, was done.
 
     Raises:
-        Unavailable: the work leaves another stream current, or returns something that may be computed later.
+        Unavailable: the work leaves another stream current, or returns a result that may be computed later.
     """
     if device.type != "cuda":
         start = now()
@@ -78,15 +79,15 @@ def copies_of(results: Sequence[Tensor]) -> list[Tensor]:
 
 
 def flush_l2(device: torch.device) -> None:
-    """Make a CUDA device's L2 cache hold neither inputs nor lines that are set aside."""
+    """Clear inputs and reserved lines from a CUDA device's L2 cache."""
     _driver().cuCtxResetPersistingL2Cache()
     _empty(FLUSHED, dtype=torch.int8, device=device).zero_()
 
 
 def take_persisting_l2() -> int:
-    """Set no part of the L2 cache aside any more; return the bytes that were."""
+    """Stop reserving a part of the L2 cache; return the bytes that were reserved."""
     size = ctypes.c_size_t()
-    _driver().cuCtxGetLimit(ctypes.byref(size), PERSISTING_L2)  # leaves 0 where the device has no such limit
+    _driver().cuCtxGetLimit(ctypes.byref(size), PERSISTING_L2)  # stays 0 if the device has no such limit
     if size.value:
         _driver().cuCtxSetLimit(PERSISTING_L2, ctypes.c_size_t(0))
     return size.value

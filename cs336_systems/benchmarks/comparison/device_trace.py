@@ -11,7 +11,7 @@ from cs336_systems.measure.profiler import profiling
 from cs336_systems.measure.timing import synchronize
 
 MARK = "spin_kernel"
-"""Part of the name of the kernel that marks begin and end of the call."""
+"""Part of the name of the kernel that marks the beginning and end of the call."""
 CLOCK_NS = 1000
 """Nanoseconds by which times of two streams may be off."""
 
@@ -21,9 +21,9 @@ class Traced(NamedTuple):
 
     kernels: int
     seconds: float
-    """Time in which at least one of them ran."""
+    """Time during which at least one of them ran."""
     outside: int
-    """How many of them ran, in part, before the stream that the call was made on was ready, or after it was done."""
+    """How many of them ran at least partly before the call's stream was ready or after it was done."""
 
 
 class Ran(NamedTuple):
@@ -38,7 +38,7 @@ class Ran(NamedTuple):
 
 
 def trace(work: Callable[[], object], device: torch.device) -> Traced | None:
-    """Trace a call on a CUDA device; None where the profiler records nothing."""
+    """Trace a call on a CUDA device; None if the profiler records nothing."""
     device_clock.flush_l2(device)
     synchronize(device)
     with profiling(device, operators=False) as watching:

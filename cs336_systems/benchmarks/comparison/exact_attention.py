@@ -13,17 +13,19 @@ from cs336_systems.benchmarks.comparison.refusal import refuse
 AttentionCall = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Function from q, k, v, [..., sequence, d] each, to the output, like q."""
 SCORES = 2**24
-"""About how many scores are in memory at a time."""
+"""Approximate number of scores in memory at a time."""
 TOLERANCE = {torch.float32: 2.0**-14, torch.bfloat16: 2.0**-4}
-"""Allowed errors, relative to the reference. fp32: sums of many terms in any order, but not TF32, whose inputs are off
-by about 2**-12. bf16: some roundings of scores, weights and results, each of up to 2**-9."""
+"""Allowed errors, relative to the reference. fp32: sums of many terms in any order, but not TF32, which rounds inputs
+by about 2**-12. bf16: some roundings of scores, weights and results, each of up to 2**-9.
+"""
 TF32 = "TF32"
-"""What fp32 is called that is only as exact as it."""
+"""The label for fp32 results that are only as exact as TF32."""
 OF_USERS = {torch.float32: 2.0**-9, torch.bfloat16: 2.0**-6}
-"""The same for users' code. fp32: TF32, whose error is up to 2**-10, and which is marked; that of bf16 is 2**-8.4 or
-more. bf16: less than one input in FP8 makes, 2**-5.3; plain attention's error is 2**-7."""
+"""The same for users' code. fp32: TF32 is allowed (error up to 2**-10, and marked), bf16 (2**-8.4 or more) is not.
+bf16: below the error of one FP8 input, 2**-5.3; plain attention's error is 2**-7.
+"""
 PART = 64
-"""About how many rows are compared at a time, so that an error in a few is not lost among many."""
+"""Approximate number of rows compared at a time, so that an error in a few rows is not lost among many."""
 
 
 def exact_attention(
@@ -86,8 +88,8 @@ def require_attention(
         The largest relative error.
 
     Raises:
-        Unavailable: a library's results are wrong, or it changes its inputs.
-        AssertionError: the same of this project's.
+        Unavailable: a library's results are wrong, or it changes its inputs. AssertionError: the same for this
+            project's.
     """
     before = [x.detach().clone() for x in inputs]
     o = call(*inputs)
@@ -103,7 +105,7 @@ def require_attention(
 
 
 def require_unchanged(inputs: Sequence[Tensor], before: Sequence[Tensor], *, foreign: bool) -> None:
-    """Check that q, k and v, and the gradient of the output if it is among them, have kept their values.
+    """Check that q, k and v, and the output's gradient if given, have kept their values.
 
     Raises:
         Unavailable: a library has changed one.
@@ -126,11 +128,8 @@ def require_close(
     """Compare some of o, dq, dk and dv with float64.
 
     Args:
-        found: results by name.
-        inputs: q, k, v and the gradient of the output.
-        is_causal: whether the results are of causal attention.
-        foreign: whether a third-party library made them.
-        heads: the heads, batch x heads, that are compared; all if it is None.
+        found: results by name. inputs: q, k, v and the gradient of the output. is_causal: whether attention is causal.
+            foreign: whether a third-party library made them. heads: the heads to compare, in batch x heads; None: all.
         tolerance: allowed errors by dtype.
 
     Returns:
@@ -152,7 +151,7 @@ def require_close(
         worst = largest_error(result, exact[name], inputs[3])
         if heads is not None:
             worst = worst._replace(head=heads[worst.head])
-        if not worst.error <= tolerance[dtype]:  # NaN is not, either
+        if not worst.error <= tolerance[dtype]:  # NaN is not close either
             masked = "causal attention" if is_causal else "attention"
             refuse(f"its {name} is off from that of {masked} by {worst.error:.2g} of it, {worst}", foreign=foreign)
         largest = max(largest, worst.error)
@@ -179,7 +178,7 @@ class Worst(NamedTuple):
 
 
 def largest_error(found: Tensor, exact: Tensor, grad_o: Tensor) -> Worst:
-    """Find the largest error among parts of a few rows, relative to the norm of the part.
+    """Find the largest error among parts of a few rows, relative to each part's norm.
 
     Gradients that cancel out, such as those of a query that sees one key, are compared with the norms of their terms.
     """
@@ -188,7 +187,7 @@ def largest_error(found: Tensor, exact: Tensor, grad_o: Tensor) -> Worst:
     errors = torch.stack(
         [_relative_errors(x, right, gradient, rows) for x, right, gradient in zip(*parts, strict=True)]
     )
-    part, head = divmod(int(errors.argmax()), errors.shape[1])  # which takes NaN for the largest
+    part, head = divmod(int(errors.argmax()), errors.shape[1])  # which treats NaN as the largest
     lengths = [each.shape[-2] for each in parts[1]]
     first = sum(lengths[:part])
     return Worst(float(errors[part, head]), head, errors.shape[1], first, first + lengths[part] - 1)

@@ -18,7 +18,7 @@ MARK = "spin_kernel"
 
 
 def units_of(training: Training) -> list[nn.Module]:
-    """Find the modules whose weights are gathered separately, in the order of the forward pass."""
+    """List the modules whose weights are gathered separately, in the order of the forward pass."""
     if isinstance(training.wrapped, FullyShardedDataParallel):
         return list(training.wrapped.units)
     return [module for module in training.wrapped.modules() if isinstance(module, FSDPModule)]
@@ -27,12 +27,11 @@ def units_of(training: Training) -> list[nn.Module]:
 def forward_rows(
     forward: Callable[[], None], units: Sequence[nn.Module], device: torch.device, details: Mapping[str, str]
 ) -> list[Measurement]:
-    """Measure the all-gathers of one forward pass, and when the device is ready for each unit, and begins it.
+    """Measure the all-gathers of one forward pass, and when the device is ready for each unit and starts it.
 
     Args:
-        forward: the pass.
-        units: the modules that are gathered separately. Marks on the device before and after each waits for its weights
-            cost some microseconds.
+        forward: the pass. units: the modules that are gathered separately. Marks on the device before and after each
+            wait for weights cost some microseconds.
         device: a CUDA device.
         details: detail columns of the rows.
     """

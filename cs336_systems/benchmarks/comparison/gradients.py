@@ -13,7 +13,7 @@ from cs336_systems.parallel.gather import gather
 from cs336_systems.training_step import precision_context
 
 SAMPLES = 1000
-"""About how many numbers of a weight are sampled, to check that it moves and agrees on all ranks."""
+"""Approximate number of sampled elements per weight, to check that it changes and agrees on all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +25,13 @@ class GradientErrors:
     worst: float
     """Its error."""
     overall: float
-    """The error of all this rank's gradients together."""
+    """The error of all gradients of this rank together."""
 
 
 def own_gradients(model: nn.Module, tokens: Tensor, precision: str) -> dict[str, Tensor]:
     """Compute this rank's gradients for its tokens, [batch, context + 1], by name, without a wrapper's hooks.
 
-    Gradients in `grad` stay unchanged. The arithmetic is that of a training step, written out.
+    Gradients in `grad` stay unchanged. The arithmetic is a training step's, written out.
     """
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     with precision_context(precision, tokens.device):
@@ -42,7 +42,7 @@ def own_gradients(model: nn.Module, tokens: Tensor, precision: str) -> dict[str,
 
 
 def gradient_errors(model: nn.Module, own: Mapping[str, Tensor], *, averaged: bool) -> GradientErrors:
-    """Compare the gradients in a model's `grad` with those of each rank alone, or with their mean."""
+    """Compare the gradients in a model's `grad` with each rank's own gradients, or with their mean."""
     parameters = dict(model.named_parameters())
     errors: dict[str, float] = {}
     everything: list[tuple[float, float]] = []
@@ -60,14 +60,14 @@ def gradient_errors(model: nn.Module, own: Mapping[str, Tensor], *, averaged: bo
 
 
 def sample_weights(model: nn.Module) -> list[Tensor]:
-    """Sample some numbers of each trained weight, or of this rank's part of it, in fp32."""
+    """Sample some elements of each trained weight, or of this rank's part of it, in fp32."""
     trained = (parameter.detach() for parameter in model.parameters() if parameter.requires_grad)
     weights = ((weight.to_local() if isinstance(weight, DTensor) else weight).flatten() for weight in trained)
     return [weight[:: max(1, len(weight) // SAMPLES)].float() + 0 for weight in weights]
 
 
 def some_stay(before: Sequence[Tensor], after: Sequence[Tensor], device: torch.device) -> bool:
-    """Whether a weight of any rank has not moved between two samples."""
+    """Whether a weight on any rank has not changed between two samples."""
     stay = any(len(old) and torch.equal(old, new) for old, new in zip(before, after, strict=True))
     return any(rank[0] for rank in gather([stay], device))
 

@@ -1,4 +1,4 @@
-"""Times of attention that are too short to be true, by the roofline of the GPU."""
+"""Attention times that are impossibly short according to the GPU's roofline."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,9 +9,9 @@ from cs336_systems.benchmarks.comparison.refusal import refuse
 from cs336_systems.measure.gpus import gpu_of
 
 FASTER_CLOCK = 1.15
-"""How far a GPU's clock may exceed the one that its data sheet's rates are for."""
+"""Factor by which a GPU's clock may exceed the clock of its data sheet's rates."""
 PASSES = {"graph": "forward_backward", "handout": "forward_backward"}
-"""Which passes a metric times, where it is not named after them."""
+"""The passes that a metric times, if it is not named after them."""
 
 
 def require_possible(
@@ -20,10 +20,8 @@ def require_possible(
     """Check that no time is shorter than the matmuls take at the GPU's peak rate, or reading q, k and v once.
 
     Args:
-        timed: seconds by metric.
-        inputs: q, k and v, [heads, sequence, d] each.
-        precision: as in the experiment.
-        gpu: the driver's name; of one that is not listed, nothing is known.
+        timed: seconds by metric. inputs: q, k and v, [heads, sequence, d] each. precision: as in the experiment. gpu:
+            the driver's name; for an unlisted GPU, nothing is known.
         is_causal: whether masked pairs may be left out.
 
     Raises:

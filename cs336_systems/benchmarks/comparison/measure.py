@@ -24,18 +24,18 @@ ON_CUDA = {
 """Metrics that exist only on CUDA devices, and the reason."""
 
 T = TypeVar("T")
-originals()  # as they are before any code under test is imported
+originals()  # before any code under test is imported
 
 
 def measure(cell: Any, device: torch.device) -> list[Measurement]:
     """Measure steps of all contenders, interleaved; then, one by one, their phases, memory and profiles.
 
     Raises:
-        Unavailable: no contender could take part.
+        Unavailable: no contender could be measured.
     """
     contenders = contenders_of(cell)
     if any(contender.own for contender in contenders):
-        restore()  # what their modules have replaced when they were imported
+        restore()  # what their modules replaced at import
     trial = Trial(cell, device)
     with quick_collections(), together():
         turns, refused = take_turns(contenders, cell.rounds, agreed(trial.check), agreed(trial.turn))
@@ -64,7 +64,7 @@ def contenders_of(cell: Any) -> list[Declared]:
 
 
 def agreed(attempt: Callable[[Declared], T]) -> Callable[[Declared], T]:
-    """Run an attempt with a contender; any exception of a user's own lets all ranks go on without it."""
+    """Run an attempt with a contender; if a user's contender raises, all ranks continue without it."""
 
     def attempted(contender: Declared) -> T:
         if not contender.own:

@@ -19,12 +19,11 @@ INITIALIZED, BEFORE_UPDATE, AFTER_UPDATE = MOMENTS
 
 
 def memory_rows(training: Training, device: torch.device, base: int, details: Mapping[str, str]) -> list[Measurement]:
-    """Measure the memory of a training run that has just begun, at each of the moments; runs two steps.
+    """Measure the memory of a new training run at each of the moments; runs two steps.
 
     Args:
-        training: a contender's training; peaks were not reset since it began.
-        device: this rank's device.
-        base: the bytes that the allocator had in use before.
+        training: a contender's training; peaks were not reset since its start. device: this rank's device. base: the
+            allocator's bytes in use before.
         details: detail columns of the contender's rows.
     """
 
@@ -35,13 +34,13 @@ def memory_rows(training: Training, device: torch.device, base: int, details: Ma
         for part, count in held(training).items():
             yield on_each_rank("held", count, device, named | {"part": part})
         if device.type == "cuda":
-            above = getattr(training.optimizer, "peer_bytes", 0) - base  # Symmetric memory is not the allocator's.
+            above = getattr(training.optimizer, "peer_bytes", 0) - base  # Symmetric memory is outside the allocator.
             yield on_each_rank("allocated", in_use(device) + above, device, named)
             yield on_each_rank("peak_memory", most_in_use(device) + above, device, named)
             reset_peak(device)
 
     rows = [*at(INITIALIZED)]
-    for phase in training.careful.values():  # From the first step on there is state.
+    for phase in training.careful.values():  # State exists from the first step on.
         phase()
     synchronize(device)
     reset_peak(device)
@@ -66,7 +65,7 @@ def held(training: Training) -> dict[str, int]:
 
 
 def parts_of(optimizer: Optimizer) -> Iterator[Optimizer]:
-    """List an optimizer and its inner optimizers, in which PyTorch's sharded one keeps the state."""
+    """List an optimizer and its inner optimizers, where PyTorch's sharded optimizer keeps the state."""
     yield optimizer
     for value in vars(optimizer).values():
         values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]

@@ -1,6 +1,6 @@
-"""Messages as PyTorch's flight recorder has them: in C++, in each process group, and at no cost to a step.
+"""Messages from PyTorch's flight recorder: recorded in C++, in each process group, at no cost to a step.
 
-It knows collectives of all groups over NCCL and Gloo; of Gloo's it lacks sends between two ranks.
+It has collectives of all groups over NCCL and Gloo, but no Gloo sends between two ranks.
 """
 
 import math
@@ -28,18 +28,19 @@ class Messages:
         self.restart()
 
     def restart(self) -> None:
-        """Count from now on."""
+        """Start counting."""
         self._start = time_ns()
 
     def count(self) -> tuple[int, int] | None:
-        """Count messages and their bytes; None if this build of PyTorch has no recorder, or it no longer has them all.
+        """Count messages and their bytes; None if this build of PyTorch has no recorder, or the recorder has dropped
+        some.
 
         Raises:
             Unavailable: the recorder is off.
         """
         if self._dump is None:
             return None
-        # Of all collectives, without the code that called them.
+        # All collectives, without the code that called them.
         entries = pickle.loads(self._dump(True, False, False)).get("entries")
         if not entries:
             raise Unavailable("not timed: messages cannot be counted while TORCH_FR_BUFFER_SIZE is 0")
@@ -52,7 +53,7 @@ class Messages:
 
 
 def size_of(entry: dict[str, Any]) -> int:
-    """Bytes of a recorded collective: of its inputs or its outputs, whichever are more."""
+    """Bytes of a recorded collective: the larger of its inputs and outputs."""
     return max(bytes_of(entry[f"{side}_sizes"], entry[f"{side}_dtypes"]) for side in ("input", "output"))
 
 

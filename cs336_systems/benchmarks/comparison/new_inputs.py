@@ -1,11 +1,11 @@
-"""A user's attention on inputs that it has never seen: results and times have to be those that were measured.
+"""A user's attention on new inputs: results and times have to match the measured ones.
 
-Code that keeps results, works on other streams or after it returns, or does less while timers run, passes a comparison
-before it is timed. So it is called again after it was timed: each pass on inputs whose values are new, written in place
-outside of what is timed, from a seed that it cannot know. A time counts only if the results of that same call are
-right.
+Code that caches results, works on other streams or after it returns, or does less while timers run would pass a
+comparison before timing. So it is called again after timing: each pass on inputs with new values, written in place
+outside the timed region, from a seed that it cannot know. A time counts only if the results of the same call are
+correct.
 
-This costs three comparisons of some heads with float64, on a GPU four, copies of inputs and results, 256 MiB and a
+This costs three comparisons of some heads with float64 (four on a GPU), copies of inputs and results, 256 MiB and a
 profile.
 """
 
@@ -32,29 +32,28 @@ from cs336_systems.measure.memory import Unavailable
 
 T = TypeVar("T")
 PASSES = {"forward": ("o",), "backward": ("dq", "dk", "dv"), "forward_backward": ("o", "dq", "dk", "dv")}
-"""What is timed, and its results."""
+"""The timed passes, and their results."""
 SLOWER = 1.5
-"""How many times as long new inputs may take: about 1.0 where nothing is kept."""
+"""Maximum ratio of the time on new inputs: about 1.0 if nothing is cached."""
 SLACK_S = {"cpu": 5e-4, "cuda": 5e-5}
-"""Seconds that they may take besides."""
+"""Additional seconds that they may take."""
 LAPS = 3
-"""Laps of a pass, the last one before its kernels are counted: the first that is as fast as it was timed is enough."""
+"""Maximum number of laps per pass before its kernels are counted: one lap as fast as the timed one is enough."""
 ROUNDS = 4
-"""How often a CPU's times are taken until new inputs take as long: what else runs there may slow it down meanwhile."""
+"""Maximum number of attempts on a CPU until new inputs take as long: other programs may slow it down."""
 COMPARED = 2**30
-"""Scores whose results are compared after each lap: those of heads chosen at random, at least one."""
-originals()  # as they are before code under test is imported
+"""Scores compared after each lap: those of randomly chosen heads, at least one head."""
+originals()  # before code under test is imported
 
 
 class Slower(Unavailable):
-    """Raised where new inputs take longer."""
+    """Raised if new inputs take longer."""
 
 
 def require_timers() -> None:
-    """Check that code under test has replaced no timer; put back what it has.
+    """Check that code under test has replaced no timer; restore replaced ones.
 
-    Raises:
-        Unavailable: it has.
+    Raises: Unavailable: it has replaced one.
     """
     if replaced := restore():
         refuse(replaced[0], foreign=True)
@@ -66,14 +65,13 @@ def require_the_same_on_new_inputs(
     """Compare results and times on new inputs, forward and backward.
 
     Args:
-        call: the implementation, which has been timed.
-        inputs: q, k and v, as they were timed; their values change.
-        timed: seconds by metric, those of all passes among them.
+        call: the implementation, which has been timed. inputs: q, k and v, as they were timed; their values change.
+            timed: seconds by metric, including all passes.
         is_causal: whether the implementation is causal.
 
     Raises:
-        Slower: new inputs take longer.
-        Unavailable: results are wrong, it works unseen, or it has replaced a timer.
+        Slower: new inputs take longer. Unavailable: results are wrong, it works outside the timed region, or it has
+            replaced a timer.
     """
     require_timers()
     device = inputs[0].device
@@ -119,7 +117,7 @@ class NewInputs:
         return o, *self.backward(o)
 
     def laps(self, name: str) -> Iterator[float]:
-        """Time one of PASSES on new values, in seconds, lap by lap; on a GPU at last its kernels, without the host."""
+        """Time one of PASSES on new values, in seconds, lap by lap; on a GPU finally its kernels, without the host."""
         device = self.inputs[0].device
         for _ in range(LAPS):
             work, given = self._prepare(name)
@@ -130,7 +128,7 @@ class NewInputs:
             yield traced.seconds
 
     def traced(self, name: str) -> Traced | None:
-        """Trace one of PASSES on new values; None where the profiler records nothing.
+        """Trace one of PASSES on new values; None if the profiler records nothing.
 
         Raises:
             Unavailable: results are wrong, or kernels run while the timed stream is idle.
@@ -145,7 +143,7 @@ class NewInputs:
         return traced
 
     def _prepare(self, name: str) -> tuple[Callable[[], Sequence[Tensor]], list[Tensor]]:
-        """Draw new values; return what runs a pass on them, and copies of them."""
+        """Draw new values; return a function that runs a pass on them, and copies of them."""
         given = self.draw()
         if name == "backward":
             (o,) = self.forward()
@@ -167,7 +165,7 @@ class NewInputs:
 
 
 def _require_time(name: str, timed: float, laps: Iterable[float], device: torch.device) -> None:
-    """Check that one of several laps takes about as long as a pass was timed at."""
+    """Check that one of several laps takes about as long as the timed pass."""
     fastest = math.inf
     for seconds in laps:
         fastest = min(fastest, seconds)
@@ -177,10 +175,9 @@ def _require_time(name: str, timed: float, laps: Iterable[float], device: torch.
 
 
 def times_that_hold(measure: Callable[[], T], check: Callable[[T], None]) -> T:
-    """Take times until a check finds new inputs as fast, and return the times that it did.
+    """Measure times until a check on new inputs confirms them, and return the confirmed times.
 
-    Raises:
-        Unavailable: the check does, for another reason, or each time.
+    Raises: Unavailable: the check fails every time, or for another reason.
     """
     for _ in range(ROUNDS - 1):
         times = measure()

@@ -1,6 +1,6 @@
 """Observation of one step of a contender at the timed size, compared with its declaration.
 
-PyTorch's dispatcher shows every collective and every operator before its kernel, in libraries and in this project, in
+PyTorch's dispatcher reports every collective and every operator before its kernel, in libraries and in this project, in
 C++ and in Python. The observation is removed before steps are timed.
 """
 
@@ -36,8 +36,9 @@ COLLECTIVES = {
 }
 """Names of collectives by the prefix of their operator's name, without underscores."""
 LEAST = {"optimizer_sharding": 1.95, "fsdp": 1.9}
-"""How often ranks that share state send all weights' bytes at least, by experiment: gradients, and updated weights.
-Small ones may be on every rank."""
+"""Minimum number of times that ranks sharing state send the bytes of all weights, by experiment: gradients, and updated
+weights. Small weights may be on every rank.
+"""
 ALLOCATIONS = ("empty", "new_empty", "empty_like", "empty_strided")
 UPDATES = ("_fused_adamw_", "_foreach_add_")
 """Operators of the optimizer and its step count; ranks that shard it run fewer of them."""
@@ -48,15 +49,15 @@ class Observed:
     """Observations of one step."""
 
     collectives: Found
-    """Collectives of floating-point numbers; flags, which say what has a gradient, are not counted."""
+    """Collectives of floating-point data; flags for existing gradients are not counted."""
     tokens: int
-    """Tokens that the model was called with."""
+    """Number of tokens passed to the model."""
     written: int
     """Bytes that PyTorch's operators wrote, without the optimizer's update."""
     recorded: tuple[int, int] | None
     """Number and bytes of messages in PyTorch's flight recorder, or None."""
     weights_stay: bool
-    """Whether a weight has not moved on some rank."""
+    """Whether a weight has not changed on some rank."""
 
     @property
     def sent(self) -> tuple[float, float]:
@@ -76,7 +77,7 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # What it makes of this comes here next.
+            return NotImplemented  # The operators that it consists of come here next.
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if func.namespace == "aten":
@@ -124,7 +125,7 @@ def watched(phases: Phases) -> Watch:
 
 
 def observe(training: Training, device: torch.device) -> Observed:
-    """Observe one step of a training run, after some others. All ranks call it."""
+    """Observe one step of a training run, after some warm-up steps. All ranks call it."""
     for _ in range(STEPS_BEFORE):
         run(training.careful)
     tokens: list[int] = []
@@ -152,10 +153,9 @@ class Witness:
         """Make a witness for the contenders of a cell.
 
         Args:
-            cell: a cell of an experiment on several ranks.
-            gradient_bytes: bytes of all gradients together.
-            device: this rank's device.
-            alone: observations of a single rank's step; None if there was no memory for it: copies are not counted.
+            cell: a cell of an experiment on several ranks. gradient_bytes: bytes of all gradients together. device:
+                this rank's device. alone: observations of a single rank's step; None if there was no memory for it:
+                copies are then not counted.
         """
         self.cell = cell
         self.gradient_bytes = gradient_bytes
@@ -167,7 +167,7 @@ class Witness:
         """Observe a contender in its first turn. All ranks call it.
 
         Raises:
-            Unavailable: on all ranks, if the contender deviates from its declaration on any; the others go on.
+            Unavailable: on all ranks, if the contender deviates from its declaration on any; other contenders continue.
         """
         if contender in self.seen:
             return
@@ -189,7 +189,7 @@ class Witness:
             yield f"it sends {sent / 1e6:.3g} MB in a step; gradients and weights are at least {least / 1e6:.3g} MB"
         declared = contender.sends(cell)
         if contender.own or (cell.model != type(cell).model and declared):
-            return  # It declares nothing, or closed forms are those of this project's model.
+            return  # It declares nothing, or the closed forms are for this project's model.
         yield from (f"it sends {difference}" for difference in differences(declared, found.collectives))
         if self.alone is not None:
             copies = (found.written - self.alone.written) / self.gradient_bytes

@@ -1,4 +1,4 @@
-"""Functions and classes that measure, as they were before any code under test was imported."""
+"""The measuring functions and classes as they were before any code under test was imported."""
 
 import contextlib
 import functools
@@ -26,9 +26,9 @@ MODULES = (
 )
 """Modules whose functions and classes measure or compare."""
 FUNCTIONS = ("allclose", "cat", "clone", "equal", "isclose", "stack", "Generator", "Tensor")
-"""Functions and classes of `torch` that do. PyTorch's compiler replaces others when it is imported."""
+"""Functions and classes of `torch` that measure or compare. PyTorch's compiler replaces others when it is imported."""
 CLASSES = {"torch.Tensor": torch.Tensor, "torch.cuda.Event": torch.cuda.Event, "torch.cuda.Stream": torch.cuda.Stream}
-"""Classes whose methods do, by name."""
+"""Classes whose methods measure or compare, by name."""
 OURS = ("cs336_systems.benchmarks.comparison.", "cs336_systems.measure.", "cs336_systems.training_step")
 """This project's modules, by the beginnings of their names."""
 SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
@@ -36,12 +36,12 @@ SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "num_threads": (torch.get_num_threads, torch.set_num_threads),
 }
-"""Settings of PyTorch that change what a step computes or how fast it is, and how to read and write each."""
+"""PyTorch settings that change a step's results or speed, and how to read and write each."""
 
 
 @functools.cache
 def originals() -> list[tuple[str, Any, str, Any]]:
-    """List path, owner, name and value of what code under test must leave alone, as they are at the first call."""
+    """List path, owner, name and value of everything that code under test must not change, as of the first call."""
     ours = [module for name, module in sys.modules.items() if name.startswith(OURS)]
     owners = {module.__name__: module for module in (*MODULES, *ours)} | CLASSES
     return [
@@ -54,10 +54,9 @@ def originals() -> list[tuple[str, Any, str, Any]]:
 
 @contextlib.contextmanager
 def left_alone() -> Iterator[None]:
-    """Enclose code under test, which may find itself unavailable on all ranks; put back whatever it replaces.
+    """Enclose code under test, which may be unavailable on all ranks; restore whatever it replaces.
 
-    Raises:
-        Unavailable: on all ranks, if it has replaced or changed something on any.
+    Raises: Unavailable: on all ranks, if it has replaced or changed something on any.
     """
     before = {name: read() for name, (read, _) in SETTINGS.items()}
     try:
@@ -75,7 +74,7 @@ def _require_left_alone(before: Mapping[str, Any]) -> None:
 
 
 def restore() -> list[str]:
-    """Put back functions and classes that have been replaced; say which."""
+    """Restore replaced functions and classes; return their names."""
     return [*_replaced()]
 
 
@@ -88,7 +87,7 @@ def _replaced() -> Iterator[str]:
 
 
 def _changed(before: Mapping[str, Any]) -> Iterator[str]:
-    """Put back settings; say which."""
+    """Restore changed settings; return their names."""
     for name, (read, write) in SETTINGS.items():
         if (now := read()) != before[name]:
             write(before[name])

@@ -38,9 +38,8 @@ def profile_rows(profile: Profile, details: Mapping[str, str], *, apart: Sequenc
     """Make the rows of a profiled step on a CUDA device.
 
     Args:
-        profile: the step's profile.
-        details: detail columns of the rows.
-        apart: collectives that also get rows of their own.
+        profile: the step's profile. details: detail columns of the rows. apart: collectives that also get separate
+            rows.
     """
     found = by_kind(profile.events, apart)
     computing = found[COMPUTE] + found[OPTIMIZER]
@@ -87,5 +86,5 @@ def profile_step(phases: Mapping[str, Callable[[], None]], device: torch.device,
         if event.device_type().name == "CUDA"
     ]
     launched = sum(event.device_type().name == "CPU" and event.name().startswith(LAUNCHES) for event in during)
-    # Without the host's calls in the profile, those of a step that is launched call by call are what the device ran.
+    # If the profile lacks the host's calls, the launches of an eager step are counted from the device's events.
     return Profile(events=events, milliseconds=(end - start) / 1e6, launches=launched or len(events))

@@ -1,8 +1,8 @@
-"""A user's timed steps next to a reference's: they must have the losses and weights of steps that do the work.
+"""A user's timed steps are compared with a reference: losses and weights must match.
 
 Each timed step has another batch, drawn in place from a seed that code under test cannot know. After the step, outside
-of what is timed, its loss, its messages and some numbers of each weight are noted. Afterwards this project's plainest
-contender trains the same model on the same batches, without any code of the user's.
+the timed region, its loss, its messages and some elements of each weight are recorded. Afterwards this project's
+plainest contender trains the same model on the same batches, without any of the user's code.
 """
 
 import contextlib
@@ -33,16 +33,17 @@ SHARDED = Declared(
     autocasts=False,
 )
 SAMPLES = 1000
-"""Numbers of each weight that are compared."""
+"""Number of elements compared per weight."""
 LOSS_TOLERANCE = {"fp32": 2.0**-20, "bf16": 2.0**-9}
 """Allowed relative errors of a step's loss that is an fp32 number."""
 WEIGHT_TOLERANCE = {"fp32": 2.0**-9, "bf16": 2.0**-4}
-"""Allowed relative errors of what a step adds to a weight, or in bf16 to all weights together: AdamW's update is about
-the sign of a gradient, which rounding to bf16 may change."""
+"""Allowed relative errors of a step's update of each weight, or in bf16 of all weights together: AdamW's update is
+roughly the sign of a gradient, which rounding to bf16 may change.
+"""
 
 
 class NewBatches:
-    """Token ids that are drawn in place, from a secret seed."""
+    """Token ids drawn in place from a secret seed."""
 
     def __init__(self, tokens: Tensor, vocab_size: int):
         self.tokens = tokens
@@ -51,7 +52,7 @@ class NewBatches:
         self.rewind()
 
     def rewind(self) -> None:
-        """Begin with the first batch again."""
+        """Start with the first batch again."""
         self._generator = torch.Generator(self.tokens.device).manual_seed(self._seed)
         self.draw()
 
@@ -61,7 +62,7 @@ class NewBatches:
         self._drawn = self.tokens.clone()
 
     def changed(self) -> bool:
-        """Whether someone else has written to the batch."""
+        """Whether other code has written to the batch."""
         return not torch.equal(self.tokens, self._drawn)
 
 
@@ -75,19 +76,18 @@ class Step:
     sent: tuple[int, int] | None
     """Number and bytes of its messages, if they were counted."""
     fault: str
-    """What needs no comparison, in words, or an empty text."""
+    """A fault that needs no comparison, in words, or an empty string."""
 
 
 class Notes:
     """Results of a training run's timed steps."""
 
     def __init__(self, training: Training, batches: NewBatches, places: Tensor, *, reads: bool, counts: bool):
-        """Prepare notes of a training run.
+        """Prepare the records of a training run.
 
         Args:
-            training: the run.
-            batches: the batches of its steps.
-            places: [SAMPLES] positions in each weight, as shares of its length.
+            training: the run. batches: the batches of its steps. places: [SAMPLES] positions in each weight, as
+                fractions of its length.
             reads: whether there is memory for reading the weights.
             counts: whether to count messages.
         """
@@ -100,7 +100,7 @@ class Notes:
         """Samples of each weight before the first step."""
         self.steps: list[Step] = []
         self.peak = 0
-        """The most bytes in use, without those for reading weights."""
+        """Peak bytes in use, without reading weights."""
 
     def before(self) -> None:
         """Prepare the next step."""
@@ -112,7 +112,7 @@ class Notes:
             self._messages.restart()
 
     def after(self) -> None:
-        """Note the results of a step."""
+        """Record the results of a step."""
         self._note_peak()
         sent = self._messages.count() if self._messages else None
         changed, there = self._batches.changed(), sample_weights(self._training.wrapped)
@@ -127,21 +127,23 @@ class Notes:
         self.steps.append(Step(loss=loss.detach().cpu(), weights=weights, sent=sent, fault=fault))
 
     def faults(self, observed: tuple[int, int] | None) -> Iterator[str]:
-        """Describe what needs no reference; `observed` are number and bytes of messages to expect, if known."""
+        """Describe faults that need no reference; `observed` has the expected number and bytes of messages, if
+        known.
+        """
         for number, step in enumerate(self.steps, start=1):
             if step.fault:
                 yield step.fault
             yield from fault_of_messages(f"timed step {number}", step.sent, observed)
 
     def close(self) -> None:
-        """Forget the training run."""
+        """Drop the training run."""
         del self._training
 
     def _note_peak(self) -> None:
         self.peak = max(self.peak, most_in_use(self._places.device))
 
     def _read(self) -> dict[str, Tensor]:
-        """Read some numbers of each weight into the host's memory, in fp64."""
+        """Read some elements of each weight into host memory, in fp64."""
         weights = self._training.whole_weights() if self._reads else {}
         names, samples = [*weights], [*map(self._sample, weights.values())]
         del weights
@@ -154,18 +156,18 @@ class Notes:
 
 
 def places_of(device: torch.device) -> Tensor:
-    """Draw the positions of samples, which no code under test can know."""
+    """Draw the positions of samples, unknown to code under test."""
     generator = torch.Generator(device).manual_seed(secrets.randbits(62))
     return torch.rand(SAMPLES, dtype=torch.float64, generator=generator, device=device)
 
 
 def reference_of(contender: Declared) -> Declared:
-    """The reference that trains as a contender does."""
+    """The reference for a contender's training."""
     return SHARDED if contender.scheme == "FSDP" else REPLICATED
 
 
 def differences(own: Notes, right: Notes, precision: str) -> Iterator[str]:
-    """Describe where losses and weights of a user's timed steps differ from those of the reference."""
+    """Describe how losses and weights of a user's timed steps differ from the reference."""
     before, there = own.begin, right.begin
     for number, (mine, step) in enumerate(zip(own.steps, right.steps, strict=True), start=1):
         error = abs(float(mine.loss) - float(step.loss)) / abs(float(step.loss))
@@ -199,7 +201,7 @@ def relative_errors(
 
 
 def fault_of_messages(step: str, sent: tuple[int, int] | None, observed: tuple[int, int] | None) -> Iterator[str]:
-    """Describe a timed step that sends less than the observed one did."""
+    """Describe a timed step that sends less than the observed one."""
     if observed is None:
         return
     if sent is None:
@@ -210,13 +212,13 @@ def fault_of_messages(step: str, sent: tuple[int, int] | None, observed: tuple[i
 
 
 def random_state(device: torch.device) -> list[Tensor]:
-    """The states of the generators that models draw from."""
+    """The states of the random generators that models use."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 @contextlib.contextmanager
 def random_numbers(state: Sequence[Tensor], device: torch.device) -> Iterator[None]:
-    """Draw the numbers that follow a state; the present ones afterwards."""
+    """Draw the numbers that follow a saved state; afterwards the current state continues."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.set_rng_state(state[0])
         if device.type == "cuda":

@@ -11,15 +11,15 @@ from cs336_systems.folder_modules import MissingPackage
 from cs336_systems.measure.memory import Unavailable, is_out_of_memory
 
 NO_BACKWARD = "implement either the backward"
-"""What PyTorch says of an autograd.Function that is only a forward pass."""
+"""PyTorch's message for an autograd.Function that has only a forward pass."""
 
 
 def refuse(why: str, *, foreign: bool) -> NoReturn:
     """Reject a contender before it is timed.
 
     Args:
-        why: the reason, in a few words.
-        foreign: whether it is a library's or a user's: then the comparison goes on without it.
+        why: the reason, in a few words. foreign: whether it is a library's or a user's: then the comparison continues
+            without it.
 
     Raises:
         Unavailable: the contender is a library's or a user's.
@@ -30,7 +30,7 @@ def refuse(why: str, *, foreign: bool) -> NoReturn:
 
 @contextlib.contextmanager
 def errors_of_own_code(*, own: bool) -> Iterator[None]:
-    """Turn exceptions of a user's code into the reason why it is not timed; do nothing around other code.
+    """Convert exceptions of a user's code into the reason why it is not timed; do nothing for other code.
 
     Out of memory and a compiler's failure are passed on.
 
@@ -43,13 +43,13 @@ def errors_of_own_code(*, own: bool) -> Iterator[None]:
         if not own or isinstance(error, Unavailable) or is_out_of_memory(error) or is_compiler_failure(error):
             raise
         if torch.cuda.is_initialized():
-            # Raises if the code has broken the CUDA context: nothing else could be measured in this process.
+            # Raises if the code has broken the CUDA context: then nothing else can be measured in this process.
             torch.cuda.synchronize()
         raise Unavailable(f"not timed: {in_words(error)}") from error
 
 
 def in_words(error: Exception) -> str:
-    """Describe an exception of a user's code: by its own words if it says that something is not supported."""
+    """Describe an exception of a user's code: with its own message if something is not supported."""
     text = first_line(error) if str(error).strip() else ""
     if isinstance(error, NotImplementedError) and NO_BACKWARD in text:
         return "it has no backward pass"

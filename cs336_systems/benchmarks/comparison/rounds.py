@@ -1,4 +1,4 @@
-"""Interleave contenders round by round, so that a ratio of two holds on a machine that slows down.
+"""Interleave contenders round by round, so that ratios stay valid on a machine that slows down.
 
 A contender is checked before its first turn, and rejected if its results are wrong.
 """

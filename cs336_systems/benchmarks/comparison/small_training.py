@@ -1,7 +1,7 @@
-"""Check, before timing, that a contender trains a small model as a single process does.
+"""Check, before timing, that a contender trains a small model like a single process.
 
 The single process has the whole batch and PyTorch's optimizer. At the timed size, sharded weights, gradients or state
-are never whole, and there may be no memory for a reference.
+are never unsharded, and there may be no memory for a reference.
 """
 
 import copy
@@ -31,15 +31,15 @@ SMALL: Mapping[str, Any] = {
     "vocab_size": 61,
 }
 EVEN_VOCABULARY = 64
-"""A vocabulary that ranks divide, as they do all other sizes."""
+"""A vocabulary size divisible by the number of ranks, like all other sizes."""
 STEPS = 3
-"""Number of steps: the first makes state and learns the order of layers, the second uses both."""
+"""Number of steps: the first creates state and records the order of layers, the second uses both."""
 HYPERPARAMETERS: Mapping[str, Any] = {"lr": 1e-2, "eps": 1e-3, "fused": True}
-"""AdamW's hyperparameters; eps is large, so that updates of weights with tiny gradients are not all rounding."""
+"""AdamW's hyperparameters; eps is large, so that updates of weights with tiny gradients are not only rounding."""
 TOLERANCE = {"fp32": 2.0**-9, "bf16": 2.0**-2}
-"""Allowed errors of weights' changes, relative to these. bf16: autocast against weights in bf16."""
+"""Allowed errors of weight changes, relative to the changes. bf16: autocast against weights in bf16."""
 MOST_HELD = {"fsdp": ("parameters", 0.75), "optimizer_sharding": ("optimizer_state", 0.9)}
-"""What ranks of an experiment share, and the most of it that one of them may hold in the small model."""
+"""What the ranks of an experiment share, and the maximum share of one rank in the small model."""
 
 
 def require_same_training(contender: Declared, cell: Any, device: torch.device, **sizes: int) -> None:
@@ -52,13 +52,16 @@ def require_same_training(contender: Declared, cell: Any, device: torch.device, 
         sizes: sizes that differ from those of the small model.
 
     Raises:
-        Unavailable: on all ranks, if the contender is unavailable on one, or trains wrongly and is not this project's.
-        AssertionError: on all ranks, if this project's contender trains wrongly.
+        Unavailable: on all ranks, if the contender is unavailable on one, or trains incorrectly and is not this
+            project's.
+        AssertionError: on all ranks, if this project's contender trains incorrectly.
     """
     small = replace(cell, **{**SMALL, **sizes})
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):  # what is timed draws as if this were not
+    with torch.random.fork_rng(
+        [device] if device.type == "cuda" else []
+    ):  # the timed run draws the same numbers as without this check
         torch.manual_seed(0)
-        reference = new_model(small, device).eval()  # dropout would draw other numbers for other batches
+        reference = new_model(small, device).eval()  # dropout would draw different numbers for other batches
         tokens = everyones_tokens(small, device)
     before = {name: weight.detach().clone() for name, weight in reference.named_parameters()}
     training = start(contender, copy.deepcopy(reference), own_part(tokens), small, **HYPERPARAMETERS)
@@ -86,7 +89,7 @@ def require_same_training(contender: Declared, cell: Any, device: torch.device, 
 
 
 def share_fault(found: Mapping[str, int], alone: Mapping[str, int], experiment: str) -> str:
-    """Describe what a rank holds too much of, though ranks are to share it; empty if they do."""
+    """Describe what a rank holds too much of although ranks should share it; empty if nothing."""
     part, most = MOST_HELD.get(experiment, ("parameters", math.inf))
     share = found[part] / alone[part]
     return f"a rank holds {share:.2g} of all {part.replace('_', ' ')}" if share > most else ""
@@ -102,5 +105,5 @@ def shape_fault(name: str, found: Tensor | None, right: Tensor) -> str:
 
 
 def not_ours(contender: Declared) -> bool:
-    """Whether a contender is a library's or a user's, so that a mistake costs only its rows."""
+    """Whether a contender is a library's or a user's, so that an error loses only its rows."""
     return contender.foreign or contender.own

@@ -1,7 +1,7 @@
-"""Times of steps, of their phases, and of the host to issue them; steps can be replayed from CUDA graphs.
+"""Times of steps, of their phases, and of the host issuing them; steps can be replayed from CUDA graphs.
 
-A step that is launched call by call may be host-bound; its phases, with the device idle in between, then add up to more
-than the step. The phases of a replayed graph are measured by events inside the graph, in the timed step itself.
+An eager step may be host-bound; its phases, with the device idle in between, then add up to more than the step. The
+phases of a replayed graph are measured by events inside the graph, in the timed step itself.
 """
 
 import itertools
@@ -50,15 +50,12 @@ def time_steps(
     before: Callable[[], None] = nothing,
     after: Callable[[], None] = nothing,
 ) -> list[float]:
-    """Time steps on this rank, in seconds; all ranks begin a step together.
+    """Time steps on this rank, in seconds; all ranks start a step together.
 
     Args:
-        phases: the phases of a step.
-        device: this rank's device.
-        warmup: steps before the timed ones.
-        steps: timed steps.
-        before: called before each timed step, outside of its time.
-        after: called after each timed step, outside of its time.
+        phases: the phases of a step. device: this rank's device. warmup: steps before the timed ones. steps: timed
+            steps. before: called before each timed step, outside the timed region.
+        after: called after each timed step, outside the timed region.
     """
     for _ in range(warmup):
         run(phases)
@@ -90,9 +87,9 @@ def phase_rows(
 
 @no_garbage_collection()
 def time_phases(phases: Phases, device: torch.device) -> dict[str, list[float]]:
-    """Time each phase of some steps on this rank, in seconds; all ranks begin a step together.
+    """Time each phase of some steps on this rank, in seconds; all ranks start a step together.
 
-    A phase ends when the device has done the work on the current stream. Communication on other streams goes on.
+    A phase ends when the device has done the work on the current stream. Communication on other streams continues.
     """
     seconds: dict[str, list[float]] = {name: [] for name in phases}
     for _ in range(PHASE_STEPS):
@@ -109,12 +106,12 @@ def time_phases(phases: Phases, device: torch.device) -> dict[str, list[float]]:
 
 @no_garbage_collection()
 def time_replayed_phases(phases: Phases, device: torch.device) -> dict[str, list[float]]:
-    """Time each phase of a step that is replayed as a whole, by events inside its graph.
+    """Time each phase of a replayed step with events inside its graph.
 
     Raises:
         Unavailable: on all ranks, if the step cannot be captured on one.
     """
-    # External: nodes of the graph, which each replay records anew. Others only order what is captured.
+    # External: nodes of the graph, recorded again in each replay. Other events only order the capture.
     moments = [torch.cuda.Event(enable_timing=True, external=True) for _ in range(len(phases) + 1)]
     marked: dict[str, Callable[[], None]] = {"begin": moments[0].record}
     for (name, phase), end in zip(phases.items(), moments[1:], strict=True):
@@ -133,9 +130,9 @@ def time_replayed_phases(phases: Phases, device: torch.device) -> dict[str, list
 
 @no_garbage_collection()
 def host_row(phases: Phases, device: torch.device, details: Mapping[str, str]) -> Measurement:
-    """Time this rank's host to issue a step, without waiting for the device, which is idle at first.
+    """Time how long this rank's host takes to issue a step, without waiting for the initially idle device.
 
-    If the device falls behind by more launches than its queue holds, about a thousand, the host waits nevertheless.
+    If the device falls behind by more launches than its queue holds (about a thousand), the host still waits.
     """
     samples = []
     for _ in range(HOST_STEPS):

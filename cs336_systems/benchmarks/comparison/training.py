@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch._dynamo  # or an optimizer's first use of it would keep the frame that made the optimizer, with the model
+import torch._dynamo  # an optimizer importing it would keep its frame and the model alive
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -29,11 +29,11 @@ class Training:
 
     model: nn.Module
     names: tuple[str, ...]
-    """Names of the model's weights before it was wrapped."""
+    """Names of the model's weights before wrapping."""
     wrapped: nn.Module
     """The wrapped model, which is called."""
     gather: Callable[[], Mapping[str, Tensor]] | None
-    """Gathers the whole weights by name, if the wrapper has a function for it."""
+    """Gathers the unsharded weights by name, if the wrapper has a function for it."""
     optimizer: Optimizer
     step: TrainingStep
     """The step, which has the loss."""
@@ -50,7 +50,7 @@ class Training:
         return {name: partial(available_on_all_ranks, phase, own=True) for name, phase in self.phases.items()}
 
     def whole_weights(self) -> Mapping[str, Tensor]:
-        """Gather the whole weights, by their names in the model. All ranks call it."""
+        """Gather the unsharded weights by their names in the model. All ranks call it."""
         if self.gather:
             return by_end(self.gather(), self.names)
         named = {name: weight.detach() for name, weight in self.model.named_parameters()}

@@ -69,14 +69,14 @@ STEPS_BEFORE_CHECK = 2
 PROFILED_STEPS = 3
 """Steps that are profiled, of which the one with the median duration counts."""
 LEARNING_RATE = 1e-6
-"""Learning rate so small that hundreds of steps on one batch hardly change the size of weights and gradients."""
+"""Learning rate small enough that hundreds of steps on one batch hardly change the size of weights and gradients."""
 ALONE = Declared(name=BASELINE, title="no communication", builder=f"{BUILDERS}.data_parallel:alone", scheme="alone")
 
 
 class Trial:
     """The common batch of a cell's contenders, and their turns.
 
-    In addition to steps, phases and collectives, it measures whatever the experiment has metrics for.
+    In addition to steps, phases and collectives, it measures all other metrics of the experiment.
     """
 
     def __init__(self, cell: Any, device: torch.device):
@@ -90,10 +90,10 @@ class Trial:
         self.device = device
         self.errors: dict[Declared, GradientErrors] = {}
         self.rounds_left: dict[Declared, int] = {}
-        """Rounds of a user's contender that may yet be compared with the reference."""
+        """Rounds of a user's contender that may still be compared with the reference."""
         self.replays = cell.replays and cell.compiled and device.type == "cuda"
         if self.replays:
-            torch.cuda.set_stream(torch.cuda.Stream(device))  # On the default one nothing can be captured.
+            torch.cuda.set_stream(torch.cuda.Stream(device))  # Nothing can be captured on the default stream.
         self.tokens = own_part(everyones_tokens(cell, device))
         self.gradient_bytes = gradients(cell)
         try:
@@ -107,7 +107,7 @@ class Trial:
     def _rehearse(self) -> tuple[Watch, int]:
         """Run a single rank's step; return its observations, and the bytes of its gradients."""
         training = self._begin(ALONE)
-        run(training.phases)  # In the first one there is no state yet.
+        run(training.phases)  # The first step has no state yet.
         watch = watched(training.phases)
         return watch, sum(weight.nbytes for weight in training.model.parameters() if weight.requires_grad)
 
@@ -121,19 +121,20 @@ class Trial:
         """Check a contender's training of a small model and, if it averages gradients, its gradients.
 
         Raises:
-            Unavailable: on all ranks, if it is unavailable on one, or is wrong and not this project's.
-            AssertionError: on all ranks, if it is wrong and this project's.
+            Unavailable: on all ranks, if it is unavailable on one, or incorrect and not this project's. AssertionError:
+                on all ranks, if it is incorrect and this project's.
         """
         try:
             require_same_training(contender, self.cell, self.device)
-        except OwnCodeRaises:  # It may need rows that ranks divide, as those of the sizes that are timed.
+        except OwnCodeRaises:  # It may need rows divisible by the number of ranks, as at the timed sizes.
             require_same_training(contender, self.cell, self.device, vocab_size=EVEN_VOCABULARY)
         if "gradient_error" in self.cell.metrics:
             self._check_gradients(contender)
 
     def _check_gradients(self, contender: Declared) -> None:
-        """Check at the timed size that all ranks begin with the same weights, that a step's gradients are the mean of
-        each rank's own, and that it updates the weights. The baseline's gradients are its own."""
+        """Check at the timed size that all ranks start with the same weights, that a step's gradients are the mean of
+        the ranks' gradients, and that it updates the weights. The baseline's gradients are its own.
+        """
         training = self._start(contender, spare=self.gradient_bytes)
         model, communicates = training.model, contender.name != BASELINE
         if communicates and differ_among_ranks(sample_weights(model)):
@@ -141,7 +142,9 @@ class Trial:
         phases = self._as_timed(training)
         for _ in range(STEPS_BEFORE_CHECK):
             run(phases)
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):  # the step draws the same
+        with torch.random.fork_rng(
+            [self.device] if self.device.type == "cuda" else []
+        ):  # the step draws the same numbers
             own = own_gradients(model, self.tokens, self.cell.precision)
         before = sample_weights(model)
         run(phases)
@@ -166,7 +169,7 @@ class Trial:
         return self._turn(contender, self._start(contender), before=batches.draw)
 
     def _turn(self, contender: Declared, training: Training, **around: Callable[[], None]) -> Turn:
-        """Run a turn of a training run that has just begun; `around` is called before or after each timed step."""
+        """Run a turn of a new training run; `around` is called before or after each timed step."""
         self.witness.see(contender, training)
         phases = self._as_timed(training)
         laps = time_steps(phases, self.device, warmup=self.cell.warmup, steps=self.cell.steps, **around)
@@ -178,7 +181,7 @@ class Trial:
         """Run a turn of a user's code and, in one of its rounds, the reference's steps on the same batches.
 
         Raises:
-            Unavailable: on all ranks, if a timed step on one did less than its work.
+            Unavailable: on all ranks, if a timed step on one did less work than required.
         """
         drawn, places, warmup = random_state(self.device), places_of(self.device), self._untimed_steps(contender)
         reads = contender.scheme != "FSDP" or self._has_room(contender, self.gradient_bytes)
@@ -201,7 +204,7 @@ class Trial:
         return replace(turn, peak=max(own.peak, turn.peak))
 
     def _is_chosen(self, contender: Declared) -> bool:
-        """Choose one of a contender's rounds by chance, after its steps were timed."""
+        """Choose one of a contender's rounds at random, after its steps were timed."""
         left = self.rounds_left.get(contender, self.cell.rounds)
         chosen = left > 0 and gather([secrets.randbelow(left)], self.device)[0][0] == 0
         self.rounds_left[contender] = 0 if chosen else left - 1
@@ -213,7 +216,7 @@ class Trial:
         return observed + (CALLS_OF_DDP if self.replays else 0) + self.cell.warmup
 
     def _has_room(self, contender: Declared, spare: int) -> bool:
-        """Whether all ranks have memory for a contender's training and for some more."""
+        """Whether all ranks have memory for a contender's training and some extra."""
         try:
             self._make_room(contender, spare)
         except Unavailable:
@@ -221,7 +224,7 @@ class Trial:
         return True
 
     def inspect(self, contender: Declared) -> list[Measurement]:
-        """Measure phases, memory and profile of a contender, in a turn that is not timed as a whole.
+        """Measure a contender's phases, memory and profile, in a turn without timed steps.
 
         Raises:
             Unavailable: the contender is unavailable on any rank.
@@ -239,14 +242,14 @@ class Trial:
             rows += self._messages(contender, training, details)
         rows += phase_rows(training.phases, self.device, type(self.cell), details, replays=self.replays)
         if self.device.type == "cuda":
-            if self.replays:  # Wrappers are not made to run call by call again after they were captured.
+            if self.replays:  # Wrappers are not designed to run eagerly again after a capture.
                 del training
                 training = self._start(contender)
             rows += self._on_the_device(training, details)
         return rows
 
     def _messages(self, contender: Declared, training: Training, details: Mapping[str, str]) -> Iterator[Measurement]:
-        """Make rows of a data-parallel wrapper's messages; for a user's own, as observed."""
+        """Make rows of a data-parallel wrapper's messages; for a user's wrapper, as observed."""
         calls, size = self.witness.seen[contender].sent
         sent = size if contender.own else contender.wire * self.gradient_bytes
         messages = calls if contender.own else getattr(training.wrapped, "messages", None)
@@ -276,7 +279,8 @@ class Trial:
         """Start a contender's training of a new model."""
         model = new_model(self.cell, self.device)
         if getattr(self.cell, "compiled", False):
-            # Before there are wrappers: within its own forward pass PyTorch's would cut graphs at its buckets' ends.
+            # Done before wrapping: within its own forward pass PyTorch's wrapper would split graphs at bucket
+            # boundaries.
             try:
                 compile_blocks(model)
             except ValueError as error:
@@ -285,7 +289,7 @@ class Trial:
         return start(contender, model, self.tokens, self.cell, lr=LEARNING_RATE, fused=True, **graphs)
 
     def _start(self, contender: Declared, *, spare: int = 0, from_scratch: bool = False) -> Training:
-        """Start training if there is memory for it and for some more; the peak is counted from then on, or before."""
+        """Start training if there is memory for it and some extra; the peak is counted from then on, or before."""
         self._make_room(contender, spare)
         reset_peak(self.device)
         training = self._begin(contender)

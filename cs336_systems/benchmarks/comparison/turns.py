@@ -17,7 +17,7 @@ class Turn:
     seconds: list[float]
     """Times of each step on the slowest rank."""
     peak: int
-    """The most bytes that this rank's allocator had in use; 0 on a CPU."""
+    """Peak bytes in use of this rank's allocator; 0 on a CPU."""
     outside: int
     """Bytes of this rank's device in use outside the allocator; 0 on a CPU."""
 
@@ -31,11 +31,12 @@ def summarize_turns(
 ) -> Iterator[Measurement]:
     """Summarize times of a contender's steps and, unless the experiment measures it by moments, their memory.
 
-    Memory outside the allocator is counted above the no-communication baseline's.
+    Memory outside the allocator is counted relative to the no-communication baseline.
     """
     yield summarize("step", "ms", [1e3 * lap for turn in turns for lap in turn.seconds], details=details)
     if device.type == "cuda" and "outside_memory" in experiment.metrics:
-        # Of the first round: later, a library's one-time allocations count for every contender, the baseline too.
+        # From the first round: later, a library's one-time allocations count for every contender, including the
+        # baseline.
         yield summarize("peak_memory", "MiB", [turns[0].peak / MIB], details=details)
         if baseline and turns is not baseline:
             outside = max(turns[0].outside - baseline[0].outside, 0)
@@ -45,6 +46,6 @@ def summarize_turns(
 def not_known(
     experiment: type[Experiment], metric: str, why: str, details: Mapping[str, str] | None = None
 ) -> Measurement:
-    """Make the single row that says why there are no others."""
+    """Make the single row with the reason why there are no others."""
     unit = experiment.metrics[metric]
     return Measurement(metric=metric, unit=unit, status="skipped", message=why, details=details or {})

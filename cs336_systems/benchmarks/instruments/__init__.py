@@ -1,1 +1,1 @@
-"""Instruments of the card: each lists the works that it times, and what a repetition of a work comes to."""
+"""Instruments of the card: each lists its timed workloads, and the amount of work in one repetition."""

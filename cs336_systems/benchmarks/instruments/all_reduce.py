@@ -18,7 +18,7 @@ TIMEOUT = timedelta(seconds=60)
 
 
 def works(device: torch.device) -> Iterator[Work]:
-    """This GPU with each later one: with all GPUs' works, each pair once."""
+    """This GPU with each later one, so that over all GPUs each pair is measured once."""
     pairs = [("", build_gloo)]
     if device.type == "cuda":
         others = range(device.index + 1, torch.cuda.device_count())
@@ -35,7 +35,7 @@ def works(device: torch.device) -> Iterator[Work]:
 
 
 def build_nccl(other: int, device: torch.device) -> Call:
-    """Sum two GPUs' numbers by NCCL, launched by one process.
+    """Sum two GPUs' data with NCCL, launched by one process.
 
     Raises:
         WrongResults: a sum is wrong.
@@ -56,7 +56,7 @@ def build_nccl(other: int, device: torch.device) -> Call:
 
 
 def build_gloo(device: torch.device) -> Call:
-    """Sum two threads' numbers by Gloo, over the loopback interface as between processes.
+    """Sum two threads' data with Gloo, over the loopback interface as between processes.
 
     Raises:
         WrongResults: a sum is wrong.

@@ -1,4 +1,4 @@
-"""Causal attention, forward and backward, by every library that is there."""
+"""Causal attention, forward and backward, with every installed library."""
 
 import contextlib
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from cs336_systems.experiments.flash import Flash
 from cs336_systems.measure.dtypes import DTYPES
 
 SHAPES = {
-    # batch_size, heads, sequence and d: the small model's, many heads, and one long sequence.
+    # batch_size, heads, sequence and d: the small model's shape, many heads, and one long sequence.
     "cuda": ((8, 12, 1024, 64), (4, 16, 4096, 128), (1, 16, 16384, 128)),
     "cpu": ((1, 4, 128, 32), (1, 4, 256, 64), (1, 4, 512, 64)),
 }
@@ -35,7 +35,7 @@ def works(device: torch.device) -> Iterator[Work]:
         for library in LIBRARIES[device.type]:
             shape = {"batch_size": batch, "heads": heads, "sequence": sequence, "d": d}
             cell = make_cell(Flash, {**shape, "precision": precision, "implementation": library})
-            # Backward takes 2.5 times as many FLOPs as forward, and a causal mask leaves half.
+            # Backward has 2.5 times as many FLOPs as forward, and a causal mask leaves half.
             flops = 3.5 * 4 * batch * heads * sequence**2 * d / 2
             yield Work(
                 name=f"{cell.contender.title} {batch} x {heads} x {sequence} x {d}",

@@ -1,4 +1,4 @@
-"""Facts that the driver reports of a GPU, and the operating system of a CPU, before anything runs."""
+"""Facts that the driver reports on a GPU, and the operating system on a CPU, before anything runs."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,11 +22,11 @@ CPU_FACTS: Mapping[str, Callable[[], object]] = {
         for count in Path("/sys/devices/system/cpu").glob("cpu*/thermal_throttle/core_throttle_count")
     ),
 }
-"""Facts of a CPU: percent of the time in which other processes compute, counts, and MHz."""
+"""Facts of a CPU: percentage of time in which other processes compute, counts, and MHz."""
 
 
 def facts(device: torch.device, gpu: str) -> list[Measurement]:
-    """Read all facts of a device; those that are not reported have their reason."""
+    """Read all facts of a device; unreported ones have a reason."""
     if device.type == "cuda":
         with nvml_device(uuid(device)) as handle:
             found = read_facts(handle)
@@ -36,7 +36,7 @@ def facts(device: torch.device, gpu: str) -> list[Measurement]:
 
 
 def cpu_facts() -> dict[str, tuple[str, str]]:
-    """Read every fact of a CPU: its value as text and, where it has none, the reason."""
+    """Read every fact of a CPU: its value as text, or the reason if it has none."""
     found = {}
     for name, read in CPU_FACTS.items():
         try:

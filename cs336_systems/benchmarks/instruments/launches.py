@@ -1,4 +1,4 @@
-"""Launches per second of a kernel that computes nothing worth mentioning."""
+"""Launches per second of a trivial kernel."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ CALLS = 1000
 
 
 def works(device: torch.device) -> Iterator[Work]:
-    """By the host, call by call; and on a GPU out of a CUDA graph, one after another."""
+    """From the host, call by call; and on a GPU from a CUDA graph, one after another."""
     by_host = "by the host" if device.type == "cuda" else "operators"
     yield Work(name=by_host, metric="launch_rate", amount=CALLS, build=build, replayed=False)
     if device.type == "cuda":

@@ -12,22 +12,22 @@ from cs336_systems.nvidia import compute_capability
 from cs336_systems.training.fp8 import CAPABILITY
 
 Multiply = Callable[[Tensor, Tensor], Callable[[], Tensor]]
-"""From matrices a and b in fp32 to a function that computes a @ b.T in some precision."""
+"""A function from fp32 matrices a and b to a function that computes a @ b.T in some precision."""
 SHAPES = {
     # Tokens, d_in and d_out of the first feed-forward matmul of small and of 2.7B, and a large square.
     "cuda": ((4096, 768, 3072), (4096, 2560, 10240), (8192, 8192, 8192)),
     "cpu": ((512, 256, 1024), (1024, 1024, 1024)),
 }
 ON = {"cuda": ("bf16", "fp16", "TF32", "fp32", "FP8"), "cpu": ("bf16", "fp32")}
-"""The precisions that are timed on a device."""
+"""The precisions timed on a device."""
 SUSTAINED = 8
-"""How many times as long the largest bf16 matmul runs: until its heat and its power have settled."""
+"""Factor by which the largest bf16 matmul runs longer, so that temperature and power settle."""
 ROWS = 64
-"""Rows of each result that are compared with float64."""
+"""Number of rows of each result that are compared with float64."""
 
 
 def works(device: torch.device) -> Iterator[Work]:
-    """Each precision at each shape; last, and longest, the one that takes the most power."""
+    """Each precision at each shape; last and longest, the one that draws the most power."""
     sustained = ("bf16", SHAPES[device.type][-1])
     pairs = [(precision, shape) for precision in ON[device.type] for shape in SHAPES[device.type]]
     pairs.sort(key=lambda pair: pair == sustained)
@@ -45,8 +45,7 @@ def build(shape: tuple[int, int, int], precision: str, device: torch.device) -> 
     """Draw random normal numbers, multiply them once, compare with float64, and return the multiplication.
 
     Raises:
-        Unavailable: the device lacks the precision.
-        WrongResults: it multiplies wrongly.
+        Unavailable: the device lacks the precision. WrongResults: its results are wrong.
     """
     dtype, prepare, tolerance = PRECISIONS[precision]
     rows, inner, columns = shape
@@ -103,5 +102,6 @@ PRECISIONS: dict[str, tuple[torch.dtype, Multiply, float]] = {
     "fp32": (torch.float32, plain(torch.float32), 2.0**-16),
     "FP8": (torch.float8_e4m3fn, fp8, 2.0**-7),
 }
-"""The dtype in which inputs reach a matmul, how it is made, and the allowed error of a result relative to the largest:
-its rounding, or that of fp32's or TF32's terms."""
+"""The dtype of a matmul's inputs, its constructor, and the allowed error of a result relative to the largest: its
+rounding, or the rounding of fp32 or TF32 terms.
+"""

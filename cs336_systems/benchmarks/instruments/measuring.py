@@ -1,4 +1,4 @@
-"""Measure the works of an instrument on one device: a row for each rate, or for what kept it from being measured."""
+"""Measure an instrument's workloads on one device: a row per rate, or the reason why it was not measured."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -26,12 +26,12 @@ INSTRUMENTS = {
 
 
 def works_of(cell: Card, device: torch.device) -> list[Work]:
-    """List the works of a cell on a device, none of them built."""
+    """List the workloads of a cell on a device, not yet built."""
     return list(INSTRUMENTS[cell.instrument](device))
 
 
 def details_of(work: Work, device: torch.device) -> dict[str, str]:
-    """The columns that tell a work's rows from others of its cell."""
+    """The columns that distinguish a workload's rows from others of its cell."""
     return {"device": work.gpus or name_of(device), "work": work.name}
 
 
@@ -41,7 +41,7 @@ def name_of(device: torch.device) -> str:
 
 
 def measure_work(work: Work, cell: Card, device: torch.device) -> Iterator[Measurement]:
-    """Measure one work with the device's state meanwhile, or say why it could not be."""
+    """Measure one workload and the device's state meanwhile, or report why it could not be measured."""
     details = details_of(work, device)
     try:
         call = work.build(device)
@@ -52,23 +52,23 @@ def measure_work(work: Work, cell: Card, device: torch.device) -> Iterator[Measu
     except WrongResults as error:
         yield lost(work.metric, error, details)
         yield summarize("wrong_numbers", "", [error.count], details=details)
-    except Exception as error:  # Libraries and drivers raise what they like; each costs only this row.
+    except Exception as error:  # Libraries and drivers raise arbitrary exceptions; each loses only this row.
         yield lost(work.metric, error, details)
     finally:
         call = None  # type: ignore[assignment]
-        with suppress(RuntimeError):  # Of a device that has gone nothing can be released.
+        with suppress(RuntimeError):  # Nothing can be released on a device that has disappeared.
             release(device)
 
 
 def lost(metric: str, error: Exception, details: dict[str, str]) -> Measurement:
-    """Make the row of what an error has cost."""
+    """Make the row of a workload lost to an error."""
     status = status_of(error) or "failed"
     message = reason_of(error)
     return Measurement(metric=metric, unit=Card.metrics[metric], status=status, message=message, details=details)
 
 
 def usable(device: torch.device) -> bool:
-    """Whether a device still does what it is asked."""
+    """Whether a device still works."""
     try:
         torch.zeros(1, device=device).add_(1).item()
     except RuntimeError:

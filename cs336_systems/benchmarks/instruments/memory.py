@@ -11,7 +11,7 @@ from cs336_systems.benchmarks.instruments.work import Call, Work, WrongResults
 BYTES = {"cuda": 2**31, "cpu": 2**27}
 """Size of each array: many times a cache."""
 SHARE = 8
-"""The most of the free memory of a GPU that an array may take, as one in so many."""
+"""Divisor of a GPU's free memory for the maximum size of an array."""
 
 
 def works(device: torch.device) -> Iterator[Work]:
@@ -24,10 +24,10 @@ def works(device: torch.device) -> Iterator[Work]:
 
 
 def copy(size: int, device: torch.device) -> Call:
-    """Copy by a kernel that negates, which is faster on an H200 than a driver's copy; its result is compared.
+    """Copy with a negating kernel, which is faster on an H200 than a driver's copy; its result is checked.
 
     Raises:
-        WrongResults: a number is wrong.
+        WrongResults: an element is wrong.
     """
     source = numbers(size, device)
     target = torch.empty_like(source)
@@ -50,5 +50,5 @@ def write(size: int, device: torch.device) -> Call:
 
 
 def numbers(size: int, device: torch.device) -> Tensor:
-    """Draw random normal fp32 numbers of so many bytes."""
+    """Draw random normal fp32 numbers with the given number of bytes."""
     return torch.randn(size // 4, device=device)

@@ -29,7 +29,7 @@ def works(device: torch.device) -> Iterator[Work]:
 
 
 def build(rung: str, cell: TrainingLadder, device: torch.device) -> Call:
-    """Build a model with random weights and its step, which is captured where the rung says so."""
+    """Build a model with random weights and its step, which is captured if the rung says so."""
     tokens = torch.randint(cell.vocab_size, (cell.batch_size, cell.context + 1), device=device)
     step = RungStep(RUNGS[rung], cell, tokens)
     step.prepare()

@@ -1,4 +1,4 @@
-"""Bandwidth between the host's page-locked memory and the device, over PCIe or what takes its place."""
+"""Bandwidth between the host's page-locked memory and the device, over PCIe or its replacement."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -27,7 +27,7 @@ def build(to_device: bool, device: torch.device) -> Call:
     """Copy between two buffers, one of them page-locked.
 
     Raises:
-        Unavailable: there is no device but the host.
+        Unavailable: the host is the only device.
     """
     if device.type != "cuda":
         raise Unavailable("a CPU's memory is the host's")

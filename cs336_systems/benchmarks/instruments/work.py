@@ -1,4 +1,4 @@
-"""One thing that a card times: how it is built, repeated and counted."""
+"""One workload that a card times: how it is built, repeated and counted."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -12,18 +12,18 @@ from cs336_systems.benchmarks.ladder.floor import captured
 from cs336_systems.measure.timing import no_garbage_collection, synchronize
 
 SAMPLE_S = 0.01
-"""Seconds that a sample takes at least, so that the host's launches and the clock's resolution do not count."""
+"""Minimum seconds per sample, so that the host's launches and the clock's resolution do not matter."""
 GRAPH_S = 0.002
-"""Seconds of work in one CUDA graph, so that the gaps between replays do not count."""
+"""Seconds of work in one CUDA graph, so that the gaps between replays do not matter."""
 LEAST_SAMPLES, MOST_SAMPLES = 5, 200
 MOST_CALLS = 1000
-"""The most calls in one CUDA graph."""
+"""Maximum number of calls in one CUDA graph."""
 
 Call = Callable[[], object]
 
 
 class WrongResults(Exception):
-    """Raised where a device computes what it should not: how many numbers are wrong, and a sentence about them."""
+    """Raised if a device computes wrong results: how many elements are wrong, and a sentence about them."""
 
     def __init__(self, count: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -40,11 +40,11 @@ class Work:
     amount: float
     """The work of one call: TFLOP, GB, launches or tokens."""
     build: Callable[[torch.device], Call]
-    """Make the function that is timed. It may raise `Unavailable` or `WrongResults`, or run out of memory."""
+    """Make the timed function. It may raise `Unavailable` or `WrongResults`, or run out of memory."""
     replayed: bool = True
-    """Whether calls are replayed from CUDA graphs on a GPU, so that the host's launches cost nothing."""
+    """Whether calls are replayed from CUDA graphs on a GPU, so that the host's launches do not count."""
     times: int = 1
-    """How many times as long as others it is repeated."""
+    """Factor by which it is repeated longer than others."""
     gpus: str = ""
     """Which GPUs it runs on, if not on a single one."""
 
@@ -53,14 +53,11 @@ class Work:
 def time_rates(
     work: Work, call: Call, device: torch.device, seconds: float, state: AbstractContextManager[object]
 ) -> list[float]:
-    """Repeat a call for so many seconds, and return the rate of each sample: amounts per second.
+    """Repeat a call for the given seconds, and return the rate of each sample: amounts per second.
 
     Args:
-        work: what is timed.
-        call: what it has built.
-        device: where it runs.
-        seconds: how long to repeat it, in the state that `state` samples; calls before that compile and warm up.
-        state: what is entered while it is timed.
+        work: the timed workload. call: the function it has built. device: where it runs. seconds: how long to repeat it
+            while `state` samples; earlier calls compile and warm up. state: a context entered during timing.
     """
     call()
     calls, run = 1, call
@@ -73,7 +70,7 @@ def time_rates(
 
 
 def repeat(call: Call, times: int) -> None:
-    """Call a function so many times."""
+    """Call a function the given number of times."""
     for _ in range(times):
         call()
 
@@ -89,7 +86,7 @@ def time_once(run: Call, device: torch.device) -> float:
 
 
 def laps(run: Call, repeats: int, device: torch.device, seconds: float) -> Iterator[float]:
-    """Time groups of calls until so many seconds have passed, in seconds."""
+    """Time groups of calls until the given seconds have passed, in seconds."""
     begin = time.perf_counter()
     for number in range(MOST_SAMPLES):
         start = time.perf_counter()

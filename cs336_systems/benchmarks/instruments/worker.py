@@ -1,6 +1,6 @@
-"""A process that measures on GPUs, and is replaced where a work ends it, hangs, or leaves the GPU unusable for it.
+"""A process that measures on GPUs; it is replaced if a workload ends it, hangs, or leaves the GPU unusable for it.
 
-After an illegal access or an uncorrectable memory error, a process can use that GPU no more; another process may.
+After an illegal access or an uncorrectable memory error, a process can no longer use that GPU; another process may.
 """
 
 import multiprocessing
@@ -16,26 +16,28 @@ from cs336_systems.record.measurement import Measurement
 from cs336_systems.run.failure import describe_end
 
 TIMEOUT_S = 120.0
-"""Seconds that one work may take, compilation included."""
+"""Maximum seconds per workload, including compilation."""
 GRACE_S = 1.0
 
 
 class Begun(NamedTuple):
-    """The row that a process announces before each work, kept if it does not come back."""
+    """The row that a process announces before each workload, kept if the process does not return."""
 
     metric: str
     details: dict[str, str]
 
 
 class Worker:
-    """Measures in a process of its own, which is started when it is needed, and again after a work has ended it."""
+    """Measures in a separate process, which is started when needed, and again after a workload has ended it."""
 
     def __init__(self) -> None:
         self._process: multiprocessing.process.BaseProcess | None = None
         self._connection: Connection
 
     def measure(self, cell: Card, device: torch.device) -> Iterator[Measurement]:
-        """Measure all works of an instrument on one GPU. A work that ends the process costs only itself."""
+        """Measure all workloads of an instrument on one GPU. If a workload ends the process, only that workload is
+        lost.
+        """
         done = 0
         while True:
             start = Begun("fact", {"device": name_of(device), "about": cell.instrument})
@@ -62,7 +64,7 @@ class Worker:
         """End the process, and return its exit status."""
         if self._process is None:
             return 0
-        self._process.join(GRACE_S)  # One that has ended by itself has a status that says how.
+        self._process.join(GRACE_S)  # If it has ended by itself, its status says how.
         self._process.kill()
         self._process.join()
         status, self._process = self._process.exitcode, None
@@ -85,7 +87,7 @@ class Worker:
 
 
 def serve(connection: Connection) -> None:
-    """Measure what is asked for, until nobody asks any more or the GPU is unusable for this process."""
+    """Serve measurement requests until there are no more or the GPU is unusable for this process."""
     torch.set_float32_matmul_precision("highest")
     while True:
         try:
@@ -96,7 +98,7 @@ def serve(connection: Connection) -> None:
             if device.type == "cuda":
                 torch.cuda.set_device(device)
             works = works_of(cell, device)[done:]
-        except Exception as error:  # The GPU is not there for this process.
+        except Exception as error:  # This process cannot use the GPU.
             works = []
             connection.send([lost("fact", error, {"device": name_of(device), "about": cell.instrument})])
         for work in works:

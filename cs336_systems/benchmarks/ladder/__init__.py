@@ -1,1 +1,3 @@
-"""Parts of the training ladder: the rungs' steps, the card's floor, and training that tells whether they learn."""
+"""Parts of the training ladder: the rungs' steps, a step's parts timed alone, and training that checks whether they
+learn.
+"""

@@ -1,7 +1,7 @@
-"""The floor of the card: the parts of a training step alone, each as fast as this device computes it.
+"""The parts of a training step timed alone, each as fast as this device computes it.
 
-Matmuls, attention and the update are run at the model's own shapes and counts, in the order of a step, on random normal
-numbers, since power depends on both. What else a step computes is limited by memory: its bytes over a copy's speed.
+Matmuls, attention and the update run at the model's own shapes and counts, in the order of a step, on random normal
+data, since power depends on both. The rest of a step is memory-bound: its bytes divided by a copy's speed.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ REPEATS = 5
 WARMUP = 2
 COPY_BYTES = {"cuda": 2048 * MIB, "cpu": 64 * MIB}
 RATE_ROWS = {"cuda": 4096, "cpu": 512}
-"""Rows of the square matrices whose product is timed in fp32."""
+"""Size of the square matrices whose matmul is timed in fp32."""
 
 FP8_WORK = "FP8 matmuls"
 
@@ -38,7 +38,7 @@ Call = Callable[[], object]
 
 
 def measure_floor(cell: TrainingLadder, device: torch.device) -> list[Measurement]:
-    """Measure what each part of a bf16 step takes alone, and of an FP8 step, and the rates that closed forms need."""
+    """Measure each part of a bf16 and of an FP8 step alone, and the rates that closed forms need."""
     step = TOP.setting(vars(cell))
     rows = []
     for part in (matmuls, attention, update):
@@ -60,7 +60,7 @@ def measure_floor(cell: TrainingLadder, device: torch.device) -> list[Measuremen
 
 
 def floor_row(work: str, seconds: list[float]) -> Measurement:
-    """A part of the floor."""
+    """Make the row of a part."""
     return summarize("floor", "ms", [1e3 * lap for lap in seconds], details={"work": work})
 
 
@@ -104,7 +104,7 @@ def time_matmuls(step: Setting, device: torch.device, kind: "type[ProductTensors
 
 
 class ProductTensors:
-    """Operands and results of one kind of linear map; the weights of each block and their gradients are apart."""
+    """Operands and results of one kind of linear map; each block has separate weights and gradients."""
 
     def __init__(self, d_in: int, d_out: int, count: int, tokens: int, device: torch.device):
         def draw(rows: int, columns: int, scale: float = 1.0) -> Tensor:
@@ -163,7 +163,7 @@ class Fp8ProductTensors(ProductTensors):
 
 
 def attention(step: Setting, device: torch.device) -> Iterator[Measurement]:
-    """Time causal attention of all blocks, forward and backward, by this project's kernels."""
+    """Time causal attention of all blocks, forward and backward, with this project's kernels."""
     require_kernels(device)
     shape = step.shape
     size = (step.batch_size, shape.num_heads, step.context, shape.d_model // shape.num_heads)
@@ -196,7 +196,7 @@ def update(step: Setting, device: torch.device) -> Iterator[Measurement]:
 
 
 def copy_speed(device: torch.device) -> float:
-    """Bytes per second that a kernel reads and writes that does nothing else: a driver's copy is slower on an H200."""
+    """Bytes per second read and written by a pure copy kernel: a driver's copy is slower on an H200."""
     source = torch.randn(COPY_BYTES[device.type] // 4, device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / min(time_replayed(lambda: torch.neg(source, out=target), device))
@@ -214,7 +214,7 @@ def time_replayed(call: Call, device: torch.device) -> list[float]:
 
 
 def captured(run: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """Capture a call, after one that compiles its kernels."""
+    """Capture a call, after another call that compiles its kernels."""
     stream = torch.cuda.Stream(device)
     run_on(stream, run)
     return capture(stream, run)[0].replay

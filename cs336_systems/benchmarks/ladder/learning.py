@@ -1,4 +1,4 @@
-"""Whether each rung learns as fp32 does: losses of short trainings, gradients, and bits from run to run."""
+"""Whether each rung learns like fp32: losses of short training runs, gradients, and bitwise reproducibility."""
 
 import contextlib
 import math
@@ -13,17 +13,17 @@ from cs336_systems.experiments.training_ladder import FIRST, Rung, TrainingLadde
 from cs336_systems.record.measurement import Measurement, summarize
 
 SEEDS = 5
-"""Trainings in fp32, whose scatter is the measure for the others."""
+"""Number of training runs in fp32, whose spread is the reference for the others."""
 AVERAGED = 20
-"""Last steps whose mean loss is the final one."""
+"""Number of last steps whose mean loss is the final loss."""
 REPRODUCED = 10
-"""Steps after which two trainings are compared bit by bit."""
+"""Number of steps after which two training runs are compared bit by bit."""
 SUCCESSORS = (0.6, 0.2, 0.1, 0.1)
-"""Probabilities of the tokens that may follow one."""
+"""Probabilities of the possible next tokens."""
 
 
 def chain_entropy() -> float:
-    """The least cross-entropy per token, in nats, of the data below: that of a model that knows the chain."""
+    """The minimum cross-entropy per token, in nats, of the data below: that of a model that knows the chain."""
     return -sum(p * math.log(p) for p in SUCCESSORS)
 
 
@@ -31,7 +31,7 @@ class MarkovChain:
     """Sequences in which each token has four possible successors, the same for all seeds."""
 
     def __init__(self, vocab_size: int):
-        # Four different ones each, so that the entropy is that of their probabilities.
+        # Four different successors each, so that the entropy follows from their probabilities.
         generator = torch.Generator().manual_seed(336)
         self.following = torch.rand(vocab_size, vocab_size, generator=generator).argsort(dim=1)[:, : len(SUCCESSORS)]
 
@@ -49,7 +49,7 @@ class MarkovChain:
 
 
 def train(rung: Rung, cell: TrainingLadder, device: torch.device, *, seed: int, steps: int) -> tuple[RungStep, float]:
-    """Train a model from a seed, which its data depend on as well; return its step and its mean loss at the end."""
+    """Train a model from a seed, which also determines the data; return its step and its final mean loss."""
     batches = MarkovChain(cell.vocab_size).batches(steps, cell.batch_size, cell.context + 1, seed).to(device)
     torch.manual_seed(seed)
     tokens = batches[0].clone()
@@ -63,7 +63,7 @@ def train(rung: Rung, cell: TrainingLadder, device: torch.device, *, seed: int, 
 
 
 def losses_after(rung: Rung, cell: TrainingLadder, device: torch.device, *, seeds: int) -> list[float]:
-    """The losses of trainings from different seeds."""
+    """The losses of training runs from different seeds."""
     return [train(rung, cell, device, seed=seed, steps=cell.steps)[1] for seed in range(seeds)]
 
 
@@ -78,7 +78,7 @@ def gradients(rung: Rung, cell: TrainingLadder, device: torch.device) -> Tensor:
 
 @contextlib.contextmanager
 def deterministic() -> Iterator[None]:
-    """Ask PyTorch for deterministic algorithms where it has them."""
+    """Make PyTorch use deterministic algorithms where it has them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -89,7 +89,7 @@ def deterministic() -> Iterator[None]:
 
 
 def identical(rung: Rung, cell: TrainingLadder, device: torch.device) -> bool:
-    """Whether two trainings from one seed end with the same bits in all weights."""
+    """Whether two training runs from one seed end with bitwise identical weights."""
     first, second = (train(rung, cell, device, seed=0, steps=REPRODUCED)[0] for _ in range(2))
     weights = zip(first.model.parameters(), second.model.parameters(), strict=True)
     return all(torch.equal(one, other) for one, other in weights)
@@ -99,9 +99,9 @@ def identical(rung: Rung, cell: TrainingLadder, device: torch.device) -> bool:
 def measure_learning(
     rung: Rung, cell: TrainingLadder, device: torch.device, reference: Callable[[], Tensor]
 ) -> list[Measurement]:
-    """Measure a rung's loss after training, its gradients' error against fp32's, and whether bits are reproduced.
+    """Measure a rung's loss after training, its gradients' error against fp32's, and bitwise reproducibility.
 
-    All with deterministic algorithms: for others the compiler would compile again.
+    All with deterministic algorithms: otherwise the compiler would compile again.
     """
     details = {"rung": rung.name}
     losses = losses_after(rung, cell, device, seeds=SEEDS if rung is FIRST else 1)

@@ -39,7 +39,7 @@ class RungStep:
             tokens: [batch_size, context + 1] integers; they may be overwritten between steps.
 
         Raises:
-            Unavailable: the device lacks what the rung is about.
+            Unavailable: the device lacks the rung's feature.
         """
         require(rung, tokens.device)
         self.rung = rung
@@ -67,7 +67,7 @@ class RungStep:
             optimizer.during_backward()
 
     def __call__(self) -> None:
-        """Run the step, or replay it; `loss` becomes that of the weights before the update."""
+        """Run the step, or replay it; `loss` becomes the loss before the update."""
         self.loss = self.captured(self.inputs, self.targets) if self.captured else self.eager()
 
     def eager(self) -> Tensor:
@@ -90,16 +90,15 @@ class RungStep:
             return self.tail(model.final_norm, model.lm_head, x, targets)
 
     def prepare(self) -> None:
-        """Run as many steps as a graph needs until it is captured; none where there is none."""
+        """Run as many steps as a graph needs until it is captured; none without a graph."""
         while self.captured and self.captured.graph is None:
             self()
 
 
 def require(rung: Rung, device: torch.device) -> None:
-    """Check that a device has what a rung is about.
+    """Check that a device supports a rung.
 
-    Raises:
-        Unavailable: it has not.
+    Raises: Unavailable: it does not.
     """
     if rung.graph and device.type != "cuda":
         raise Unavailable("a CUDA graph needs a CUDA device")
@@ -138,7 +137,7 @@ def build_model(rung: Rung, cell: TrainingLadder, device: torch.device) -> Trans
 
 
 def build_optimizer(rung: Rung, model: nn.Module) -> Optimizer:
-    """PyTorch's fused AdamW over fp32 weights, as long as the rung asks for nothing that it lacks; or ours."""
+    """Build PyTorch's fused AdamW over fp32 weights if it supports the rung; otherwise ours."""
     if rung.precision != "bf16" and not rung.graph and not rung.overlap:
         return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
     return MasterAdamW(model.parameters(), lr=LEARNING_RATE)
@@ -151,7 +150,7 @@ def head_and_loss(norm: nn.Module, head: nn.Module, x: Tensor, targets: Tensor) 
 
 
 def observe_attention(model: TransformerLM, forward: Callable[[], Tensor]) -> str:
-    """Run a forward pass, and say in which dtype the first block's attention got its queries."""
+    """Run a forward pass, and return the dtype of the queries in the first block's attention."""
     block, seen = model.blocks[0], []
     block = getattr(block, "_orig_mod", block)  # of a compiled one
     assert isinstance(block, TransformerBlock)

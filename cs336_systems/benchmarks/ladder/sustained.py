@@ -1,7 +1,7 @@
-"""Times and energy of a step that runs until clock and power have settled.
+"""Times and energy of a step in steady state, once clock and power have settled.
 
-The first steps of a rested GPU are faster than those that a training consists of: at the power limit the clock falls
-while the chip warms up, by 5 % within 15 seconds on an H100.
+The first steps of an idle, cooled GPU are faster than the steps of a long training run: at the power limit the clock
+falls while the chip warms up, by 5 % within 15 seconds on an H100.
 """
 
 import math
@@ -17,24 +17,26 @@ from cs336_systems.measure.timing import time_phases
 from cs336_systems.nvidia import uuid
 
 WINDOW_S = 2.5
-"""Seconds of steps whose medians are compared. The driver renews its counter of joules many times in it."""
+"""Length in seconds of the windows whose medians are compared. The driver updates its energy counter many times in
+it.
+"""
 SETTLED = 0.004
-"""Largest difference of a window's median from the one before after which a step counts as settled."""
+"""Maximum difference between the medians of consecutive windows in steady state."""
 MOST_WINDOWS = 8
 FIRST_STEPS = 9
 MOST_LAPS = 40
-"""Steps of a turn whose times are kept: its last ones."""
+"""Number of steps of a turn whose times are kept: the last ones."""
 
 
 class Turn(NamedTuple):
     """A rung's turn."""
 
     laps: list[float]
-    """Seconds of its last steps."""
+    """Times of its last steps, in seconds."""
     first: list[float]
-    """Seconds of its first steps; none on a CPU."""
+    """Times of its first steps, in seconds; none on a CPU."""
     joules: float
-    """Energy of one of its last steps on this rank's GPU; NaN where none is counted."""
+    """Energy of one of its last steps on this rank's GPU; NaN if it is not counted."""
 
 
 def sustained_turn(step: Callable[[], None], device: torch.device) -> Turn:
@@ -59,14 +61,13 @@ def timed(step: Callable[[], None], steps: int, device: torch.device, warmup: in
 
 
 def joules_so_far(device: torch.device) -> float:
-    """What a GPU has taken since its driver was loaded, by the driver's counter; NaN if it has none.
+    """Energy that a GPU has used since its driver was loaded, from the driver's counter; NaN if it has none.
 
-    Unlike the driver's reading of the power, which Hopper averages over a second, the counter does not remember what
-    ran before.
+    Unlike the driver's power reading, which Hopper averages over a second, the counter is not affected by earlier work.
     """
     try:
         pynvml.nvmlInit()
-        # Not by nvml_device: a part of a GPU would get the energy of the whole one.
+        # Not with nvml_device: a GPU partition would get the whole GPU's energy.
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid(device)}")
         return pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
     except pynvml.NVMLError:

@@ -1,4 +1,4 @@
-"""One model trained by several processes, by this project's wrappers."""
+"""One model trained by several processes with this project's wrappers."""
 
 from collections.abc import Callable
 
@@ -24,8 +24,8 @@ def wrap(
 ) -> tuple[ComputeLoss, Callable[[], object]]:
     """Wrap a model on every rank.
 
-    Returns:
-        what computes the loss, and what ends a step after the backward pass, with all weights updated.
+    Returns: a function that computes the loss, and one that ends a step after the backward pass, with all weights
+    updated.
     """
     return WRAP[rung.wrapper](model, compute_loss, lr)
 
@@ -33,7 +33,7 @@ def wrap(
 def data_parallel(
     model: TransformerLM, compute_loss: ComputeLoss, lr: float
 ) -> tuple[ComputeLoss, Callable[[], object]]:
-    """Gradients are averaged under the backward pass, and each rank updates all weights after it."""
+    """Gradients are averaged during the backward pass, and each rank updates all weights after it."""
     wrapper = BucketedDataParallel(model, BUCKET_MB)
     optimizer = MasterAdamW(model.parameters(), lr=lr)
 
@@ -47,13 +47,13 @@ def data_parallel(
 def sharded_optimizer(
     model: TransformerLM, compute_loss: ComputeLoss, lr: float
 ) -> tuple[ComputeLoss, Callable[[], object]]:
-    """Gradients are averaged, and each rank updates its share of the weights, under the backward pass."""
+    """Gradients are averaged, and each rank updates its share of the weights, during the backward pass."""
     update = UpdateInBackward(units_of(model), MasterAdamW, lr=lr)
     return compute_loss, update.finish
 
 
 def fsdp(model: TransformerLM, compute_loss: ComputeLoss, lr: float) -> tuple[ComputeLoss, Callable[[], object]]:
-    """Each rank keeps its share of all weights in fp32; a block's are gathered in bf16 while it is used."""
+    """Each rank keeps its share of all weights in fp32; a block's weights are gathered in bf16 while in use."""
     compile_blocks(model)
     wrapper = FullyShardedDataParallel(model, torch.bfloat16)
     optimizer = torch.optim.AdamW(wrapper.parameters(), lr=lr, fused=True)

@@ -30,7 +30,7 @@ Wrap = Callable[..., nn.Module]
 
 @contextlib.contextmanager
 def unavailable_here() -> Iterator[None]:
-    """Turn the RuntimeError of a class that cannot work here, for example without NVLink, into `Unavailable`."""
+    """Convert the RuntimeError of a class that cannot work here, for example without NVLink, into `Unavailable`."""
     try:
         yield
     except RuntimeError as error:

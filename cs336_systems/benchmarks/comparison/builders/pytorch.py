@@ -55,7 +55,7 @@ def view_buckets(model: nn.Module, mebibytes: int | None, process_group: dist.Pr
     It does not broadcast buffers before each step, since they never change.
     """
     with warnings.catch_warnings():
-        # Its successor is not yet there in PyTorch 2.11.
+        # Its successor does not exist in PyTorch 2.11.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
         return DistributedDataParallel(
             model,

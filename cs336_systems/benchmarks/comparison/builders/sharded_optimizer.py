@@ -26,7 +26,7 @@ def state(
 def gradients(
     model: nn.Module, contender: Declared, cell: Any, *, kind: Callable[..., ShardedOptimizer], **hyperparameters: Any
 ) -> tuple[nn.Module, Optimizer]:
-    """Build the scheme in which ranks also have only the gradients of their own parameters."""
+    """Build the scheme in which ranks also have only their own parameters' gradients."""
     optimizer = kind(model.parameters(), AdamW, **hyperparameters)
     return ShardedGradientsDataParallel(model, optimizer), optimizer
 
