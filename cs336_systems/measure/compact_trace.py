@@ -21,7 +21,7 @@ NAMES = "M"
 def compact(events: Iterable[Event]) -> list[dict[str, Any]]:
     """Keep kernels, their launches, the operators around them, ranges, and the arrows between these.
 
-    All operators of a CPU's trace stay, since they did the work.
+    All operators of a CPU's trace are kept, since they did the work.
     """
     kept: list[Event] = []
     operators: list[Event] = []
@@ -65,7 +65,7 @@ def _around_launches(
     nodes = {(event["tid"], event["ts"]) for event in launching}
     for event in launching:
         if event["name"].startswith(ENGINE) and _holds_any(event, times := ends[event["tid"]]):
-            # The node itself begins a little later than what the engine does with it.
+            # The node itself begins slightly after the engine's event around it.
             nodes.add((event["tid"], times[bisect.bisect_left(times, event["ts"])]))
     wanted = {link["id"] for link in links if link["ph"] == "f" and (link["tid"], link["ts"]) in nodes}
     nodes |= {(link["tid"], link["ts"]) for link in links if link["ph"] == "s" and link["id"] in wanted}
@@ -89,7 +89,7 @@ def _slim(event: Event, begin: float) -> dict[str, Any]:
 
 
 def write_events(path: Path, events: Sequence[Event], note: str = "") -> None:
-    """Write a compressed trace; the same events give the same bytes. The note says why there are none."""
+    """Write a compressed trace; the same events give the same bytes. The note gives the reason if there are none."""
     content = {"displayTimeUnit": "ms", "otherData": {"note": note}, "traceEvents": events}
     text = json.dumps(content, separators=(",", ":"))
     path.parent.mkdir(parents=True, exist_ok=True)

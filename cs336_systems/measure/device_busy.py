@@ -33,7 +33,7 @@ def device_busy(phases: Mapping[str, Callable[[], None]], device: torch.device) 
 
 
 def not_known(why: str) -> Measurement:
-    """The single row that says why there are no others."""
+    """The single row with the reason why there are no others."""
     return Measurement(metric="device_busy", unit="ms", status="skipped", message=why)
 
 

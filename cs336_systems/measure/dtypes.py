@@ -1,4 +1,4 @@
-"""Data types by the experiments' names for them, and by the record's."""
+"""Data types by the names in experiments and in the record."""
 
 import torch
 

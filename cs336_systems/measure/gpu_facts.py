@@ -13,20 +13,20 @@ IDLE_SAMPLES, IDLE_INTERVAL_S = 10, 0.1
 COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 OFF_ON = {0: "off", 1: "on"}
 DRIVER_LACKS = (AttributeError, pynvml.NVMLError)
-"""Exceptions of a fact that the driver, its Python package or a user's permissions do not give."""
+"""Exceptions for facts that the driver, its Python package or a user's permissions do not provide."""
 
 Fact = Callable[[Any], object]
 
 
 @contextlib.contextmanager
 def nvml_device(uuid: str) -> Iterator[Any]:
-    """Open the driver's handle of a device; of a part of a GPU (MIG), the whole GPU's.
+    """Open the driver's handle of a device; for a GPU partition (MIG), the whole GPU's.
 
     Args:
         uuid: as PyTorch prints it, without a prefix.
 
     Raises:
-        pynvml.NVMLError: the driver's library is not there, or does not know the device.
+        pynvml.NVMLError: the driver's library is missing, or does not know the device.
     """
     pynvml.nvmlInit()
     try:
@@ -43,7 +43,7 @@ def read_facts(handle: Any, facts: Mapping[str, Fact] | None = None) -> dict[str
     """Read every fact of a GPU.
 
     Returns:
-        For each fact its value as text, and, where it has none, the driver's reason.
+        For each fact its value as text, or the driver's reason if it has none.
     """
     found = {}
     for name, read in (facts or FACTS).items():
@@ -71,12 +71,12 @@ def _remapped(place: int) -> Fact:
 
 
 def other_processes(handle: Any) -> int:
-    """Count the processes that compute on a GPU, but this one; a container sees only its own, if any."""
+    """Count the other processes that compute on a GPU; a container sees only its own, if any."""
     return len({process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)} - {os.getpid()})
 
 
 def idle_utilization(handle: Any) -> float:
-    """Percent of a second in which kernels run while this process launches none."""
+    """Percentage of a second in which kernels run while this process launches none."""
     samples = []
     for _ in range(IDLE_SAMPLES):
         time.sleep(IDLE_INTERVAL_S)
@@ -91,7 +91,7 @@ def cuda_version(_: Any) -> str:
 
 
 FACTS: Mapping[str, Fact] = {
-    # First: what the GPU did just before it is asked is over by then.
+    # First, so that earlier work on the GPU is over by then.
     "idle_utilization": idle_utilization,
     "name": pynvml.nvmlDeviceGetName,
     "uuid": pynvml.nvmlDeviceGetUUID,

@@ -23,11 +23,11 @@ REASONS: Mapping[str, int] = {
     "HW power brake": pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
     "display clocks": pynvml.nvmlClocksThrottleReasonDisplayClockSetting,
 }
-"""Why a GPU runs below its highest clock, by nvidia-smi's names, and the driver's bit of each; idle is none."""
+"""Reasons why a GPU runs below its highest clock, by nvidia-smi's names, with the driver's bits; idle is not one."""
 
 
 def watts(handle: Any) -> float:
-    """The power at this moment or, where a driver has only that, its average over the last second."""
+    """The power at this moment or, if the driver reports nothing else, its average over the last second."""
     (now,) = pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_POWER_INSTANT])
     return (pynvml.nvmlDeviceGetPowerUsage(handle) if now.nvmlReturn else now.value.uiVal) / 1e3
 
@@ -38,7 +38,7 @@ def sm_clock(handle: Any) -> float:
 
 
 Readings = Mapping[str, tuple[str, Callable[[Any], float]]]
-"""Unit and reading of what is sampled, by the metric's name."""
+"""Unit and reading function of each sampled metric, by name."""
 CLOCK_AND_POWER: Readings = {
     SM_CLOCK: ("MHz", sm_clock),
     POWER: ("W", lambda handle: pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
@@ -57,10 +57,10 @@ STATE: Readings = {
 
 
 class GpuState:
-    """Samples a GPU's state from a thread of its own; without a driver that reports it, does nothing."""
+    """Samples a GPU's state from a separate thread; without a driver that reports it, does nothing."""
 
     def __init__(self, uuid: str, readings: Readings = CLOCK_AND_POWER, interval_s: float = 0.1):
-        """Prepare to sample the GPU of a UUID as PyTorch prints it; an empty one is that of a CPU.
+        """Prepare to sample the GPU with a UUID as PyTorch prints it; an empty UUID means a CPU.
 
         The interval is short enough to see the clock fall under the power limit.
         """
@@ -84,7 +84,7 @@ class GpuState:
             self._thread.join()
 
     def measurements(self, details: Mapping[str, str] = MappingProxyType({})) -> Iterator[Measurement]:
-        """Statistics of what the driver reports, and for each throttle reason the share of samples that have it."""
+        """Statistics of the driver's reports, and for each throttle reason the share of samples with it."""
         for metric, samples in self._samples.items():
             if samples and metric != THROTTLED:
                 yield summarize(metric, self._readings[metric][0], samples, details=details)
@@ -106,4 +106,4 @@ class GpuState:
                     if self._done.wait(self._interval_s):
                         return
         except pynvml.NVMLError:
-            pass  # No driver, or a GPU that has gone: there are no rows then.
+            pass  # No driver, or the GPU has disappeared: no rows.

@@ -1,6 +1,6 @@
 """Names, peak rates, memory and power limits of GPU models: the only table of them. No torch here.
 
-To add a GPU, add its entry to GPUS. Measured code only checks with it that a time is possible, so nothing is measured
+To add a GPU, add its entry to GPUS. Measured code uses it only to check that a time is possible, so nothing is measured
 again.
 """
 
@@ -23,33 +23,36 @@ class Gpu:
     capability: tuple[int, int]
     """Compute capability, which names the class of chip: (8, 9) is sm_89."""
     bf16: float
-    """bf16 matmul on the tensor cores, without sparsity, accumulated in fp32, FLOP/s; on GPUs whose tensor cores have
-    no bf16, the rate of fp32, in which such a matmul runs there."""
+    """bf16 matmul on the tensor cores, without sparsity, accumulated in fp32, FLOP/s; on GPUs whose tensor cores lack
+    bf16, the fp32 rate, at which such a matmul runs there.
+    """
     fp32: float
     """fp32 outside the tensor cores (TF32 off), FLOP/s."""
     bandwidth: float
     """Device memory, bytes/s."""
     memory: float
-    """Device memory, bytes: as many GB as the document says."""
+    """Device memory, bytes, from the document's GB."""
     power_limit: float
     """The driver's default power limit, W, as nvidia-smi prints it."""
     link: float | None
-    """NVLink bandwidth to the other GPUs, one direction, bytes/s; None for cards without NVLink, or with an option."""
+    """NVLink bandwidth to the other GPUs, one direction, bytes/s; None for GPUs without NVLink, or where it is an
+    option.
+    """
     source: str
-    """The document that the numbers are from."""
+    """The source document of the numbers."""
     url: str
     """The document's address."""
 
     @property
     def name(self) -> str:
-        """The name that today's driver prints."""
+        """The name printed by today's driver."""
         return self.names[0] if self.names[0].startswith("Tesla ") else f"{NVIDIA}{self.names[0]}"
 
     def flops(self, precision: str) -> float:
-        """Peak rate of the precision that a matmul runs in, FLOP/s; GPUs without it run it in the next larger one.
+        """Peak rate of a matmul's precision, FLOP/s; GPUs without that precision run the matmul in the next larger one.
 
-        Tensor cores multiply FP8 twice as fast as bf16, and TF32 half as fast. Those before bf16 multiply fp16, eight
-        times as fast as others add and multiply fp32.
+        Tensor cores multiply FP8 twice as fast as bf16, and TF32 half as fast. Tensor cores without bf16 multiply fp16,
+        eight times as fast as the fp32 units.
         """
         rates = {
             "fp8": 2 * self.bf16 if self.capability >= FIRST_FP8 else self.bf16,
@@ -75,15 +78,11 @@ def _gpu(
     *,
     link_gb: float | None = None,
 ) -> Gpu:
-    """An entry in the units of data sheets.
+    """Make an entry from the units of data sheets.
 
     Args:
-        names: as in Gpu, with | between them.
-        capability: as in Gpu.
-        tflops: bf16 and fp32, TFLOP/s.
-        memory: TB/s and GB.
-        watts: the power limit.
-        source: a key of DOCUMENTS, and after a comma, if need be, which of its columns.
+        names: as in Gpu, with | between them. capability: as in Gpu. tflops: bf16 and fp32, TFLOP/s. memory: TB/s and
+            GB. watts: the power limit. source: a key of DOCUMENTS and, if needed, after a comma, one of its columns.
         link_gb: GB/s in one direction.
     """
     return Gpu(
@@ -121,7 +120,7 @@ DOCUMENTS = {
     "NVIDIA A100 data sheet": f"{_SHEETS}/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf",
     "NVIDIA H100 data sheet": f"{_NVIDIA}/data-center/h100/",
     "NVIDIA H200 data sheet": f"{_NVIDIA}/data-center/h200/",
-    # Not public; several vendors of servers quote it.
+    # Not public; several server vendors quote it.
     "NVIDIA HGX H20 data sheet": f"{_NVIDIA}/data-center/hgx/",
     "NVIDIA GH200 data sheet": f"{_NVIDIA}/data-center/grace-hopper-superchip/",
     "NVIDIA GB200 NVL72 data sheet": f"{_NVIDIA}/data-center/gb200-nvl72/",
@@ -143,8 +142,8 @@ DOCUMENTS = {
 }
 """Address of each document."""
 
-# Data sheets quote tensor rates with sparsity, and links in both directions together: halved here. The driver's default
-# limit of an H20, a GH200, a GB200 and a B300 is its own; elsewhere it is the data sheet's.
+# Data sheets quote tensor rates with sparsity, and links in both directions together: halved here. H20, GH200, GB200
+# and B300 have their own default limits in the driver; elsewhere it is the data sheet's.
 GPUS = (
     _gpu("Tesla V100-SXM2-16GB", (7, 0), (15.7, 15.7), (0.900, 16), 300, "NVIDIA V100 data sheet, SXM2", link_gb=150),
     _gpu("Tesla V100-SXM2-32GB", (7, 0), (15.7, 15.7), (0.900, 32), 300, "NVIDIA V100 data sheet, SXM2", link_gb=150),
@@ -199,9 +198,9 @@ GPUS = (
         600,
         "NVIDIA RTX PRO 6000 Blackwell data sheet",
     ),
-    # A GeForce's fp32 rate is twice its cores times its boost clock. Its tensor cores run at half rate where they
-    # accumulate in fp32: twice the rate of fp32. Models that share a name differ in memory: an RTX 3060 with 8 GB and
-    # an RTX 3080 with 12 GB fail the self-check `card_has_its_memory`; the RTX 4060 Ti and 5060 Ti are not listed.
+    # A GeForce's fp32 rate is twice its cores times its boost clock. Its tensor cores run at half rate if they
+    # accumulate in fp32: twice the fp32 rate. Models that share a name differ in memory: an RTX 3060 with 8 GB and an
+    # RTX 3080 with 12 GB fail the self-check `card_has_its_memory`; the RTX 4060 Ti and 5060 Ti are not listed.
     _gpu("GeForce RTX 3060", (8, 6), (25.5, 12.7), (0.360, 12), 170, "NVIDIA GeForce RTX 3060 page"),
     _gpu("GeForce RTX 3070", (8, 6), (40.6, 20.3), (0.448, 8), 220, f"{_AMPERE}, appendix B"),
     _gpu("GeForce RTX 3080", (8, 6), (59.5, 29.8), (0.760, 10), 320, f"{_AMPERE}, appendix A"),
@@ -223,22 +222,22 @@ GPUS = (
 
 _BY_NAME = {name: gpu for gpu in GPUS for name in gpu.names}
 DRIVERS = (NVIDIA, "Tesla ", "Quadro ")
-"""How drivers' names of GPUs begin."""
+"""Prefixes of GPU names in drivers."""
 
 
 def gpu_of(name: str) -> Gpu | None:
     """Look up the GPU model of a driver's name; None for a CPU or an unlisted GPU.
 
-    A part of a GPU (MIG) has another name, and is not listed: its peaks are not those of the whole.
+    A GPU partition (MIG) has another name and is not listed: its peaks differ from the whole GPU's.
     """
     return _BY_NAME.get(name.removeprefix(NVIDIA))
 
 
 def listed(name: str) -> Gpu:
-    """Look up the GPU model that a driver's or a person's name means: "RTX 4090", "rtx4090", "A100 40GB PCIe".
+    """Look up the GPU model for a driver's or a user's name: "RTX 4090", "rtx4090", "A100 40GB PCIe".
 
     Raises:
-        ValueError: the name means none or several; the sentence names those that come near.
+        ValueError: the name matches none or several; the sentence lists similar models.
     """
     meant = candidates(name)
     if len(meant) == 1:
@@ -248,10 +247,9 @@ def listed(name: str) -> Gpu:
 
 
 def full_name(name: str) -> str:
-    """Spell out a GPU model's name as the driver does; a driver's name of an unlisted model is itself.
+    """Spell out a GPU model's name as the driver does; a driver's name of an unlisted model is unchanged.
 
-    Raises:
-        ValueError: as of `listed`.
+    Raises: ValueError: as in `listed`.
     """
     if name.startswith(DRIVERS) and (gpu_of(name) or not candidates(name)):
         return name
@@ -259,7 +257,7 @@ def full_name(name: str) -> str:
 
 
 def near(name: str) -> list[str]:
-    """The names of the models that a name may mean, or else of those that share its number or are spelt like it."""
+    """The names of the models that a name may mean, or else of models with its number or a similar spelling."""
     words, _ = _words(name)
     if found := candidates(name) or [gpu for gpu in GPUS if _model(gpu.names[0]) in words]:
         return [gpu.name for gpu in found]
@@ -268,7 +266,7 @@ def near(name: str) -> list[str]:
 
 
 def candidates(name: str) -> list[Gpu]:
-    """The GPU models that a name may mean: the one that is named so, or else those whose names have all its words.
+    """The GPU models that a name may mean: the model with that name, or else the models whose names have all its words.
 
     A last word such as 80GB is the memory: models with another amount are left out.
     """
@@ -280,14 +278,16 @@ def candidates(name: str) -> list[Gpu]:
 
 
 def _words(name: str) -> tuple[list[str], str]:
-    """What tells a name from others: its words in lower case, without vendor and brand, and GB of memory at its end."""
+    """The distinguishing parts of a name: its words in lower case, without vendor and brand, and the GB of memory at
+    its end.
+    """
     words = re.sub(r"nvidia|geforce|tesla|rtx|-", " ", name.lower())
     rest, _, memory = re.fullmatch(r"(.*?)( ([0-9]+) ?gb)?\s*", words, re.S).groups("")  # type: ignore[union-attr]
     return rest.split(), memory
 
 
 def _parts(name: str) -> list[str]:
-    """The words of a driver's name, which has its memory anywhere."""
+    """The words of a driver's name, which may have its memory anywhere."""
     words, memory = _words(name)
     return [*words, *([f"{memory}gb"] if memory else [])]
 

@@ -1,4 +1,6 @@
-"""Intervals of time, such as those in which a device runs kernels. Several streams' may overlap. No torch here."""
+"""Time intervals, such as those in which a device runs kernels. Intervals of different streams may overlap. No torch
+here.
+"""
 
 from collections.abc import Iterable
 

@@ -1,7 +1,7 @@
 """Categories and short names of kernels. No torch here.
 
-Kernels tell what they are in their names, more or less: cuBLAS by naming schemes of its own, PyTorch by C++ templates,
-Inductor by the operators that it fused.
+Kernel names indicate, more or less, what they compute: cuBLAS has its own naming schemes, PyTorch uses C++ templates,
+Inductor lists the operators that it fused.
 """
 
 import re
@@ -18,14 +18,16 @@ CATEGORIES = (
     "communication",
     "other",
 )
-"""Categories of kernels. attention: matmuls and softmax of attention in one kernel. softmax: also that of the loss.
-normalization: whatever a norm launches. copy: also casts, concatenations and fills. optimizer: whatever it launches."""
+"""Categories of kernels. attention: matmuls and softmax of attention in one kernel. softmax: also the loss's.
+normalization: all kernels of a norm. copy: also casts, concatenations and fills. optimizer: all its kernels.
+"""
 LONGEST_NAME = 80
-"""Characters of a shortened name."""
+"""Maximum number of characters of a shortened name."""
 
 NO_PRODUCTS = re.compile(r"splitKreduce|aten::(linear|matmul)$")
-"""Matmul kernels and operators that compute no matmul themselves: splitKreduce adds up the parts of one that cuBLAS has
-split, and linear calls mm."""
+"""Matmul kernels and operators that compute no matmul themselves: splitKreduce adds up the parts of a split matmul of
+cuBLAS, and linear calls mm.
+"""
 
 # Patterns of full names in lower case.
 ATTENTION = re.compile(r"flash|fmha|attention|sdpa|^(forward|backward|preprocess)_kernel$")
@@ -49,7 +51,7 @@ ELEMENTWISE = re.compile(
 )
 # Patterns of names as they are.
 GENERIC = re.compile(r"elementwise_kernel|reduce_kernel|multi_tensor_apply|^Kernel2?$|device_kernel")
-"""Kernels whose template arguments tell what they do."""
+"""Kernels whose template arguments identify them."""
 TELLING = re.compile(r"cutlass\w*\d\w*|\w*(?:Functor|functor|kernel|Ops)\w*|\w+_impl\w*")
 WRAPPERS = re.compile(r"^([AB]?UnaryFunctor|BinaryFunctor|gpu_kernel\w*|\w*elementwise_kernel\w*|opmath_\w*)$")
 
@@ -58,8 +60,7 @@ def categorize(name: str, *, operator: str = "", stage: str = "", range_: str = 
     """Choose the category of a kernel, or of an operator of a CPU.
 
     Args:
-        name: its full name.
-        operator: the operator that launched it, which tells what unknown kernels do.
+        name: its full name. operator: the operator that launched it, which identifies unknown kernels.
         stage: the stage that launched it.
         range_: the named range that launched it.
 
@@ -90,7 +91,7 @@ def is_product(name: str) -> bool:
 
 
 def short_name(name: str) -> str:
-    """Shorten a name to at most LONGEST_NAME characters, so that it still distinguishes kernels.
+    """Shorten a name to at most LONGEST_NAME characters that still distinguish kernels.
 
     >>> short_name("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<int>, char*>(int)")
     'vectorized_elementwise_kernel: FillFunctor'

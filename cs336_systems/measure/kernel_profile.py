@@ -1,4 +1,4 @@
-"""Record training steps with PyTorch's profiler: the device's kernels, named by the modules that launched them."""
+"""Record training steps with PyTorch's profiler: the device's kernels, labelled with the modules that launched them."""
 
 import contextlib
 import time
@@ -28,9 +28,9 @@ class StepTimes:
     """Times of steps, one sample per step."""
 
     stages: Mapping[str, list[float]]
-    """Milliseconds of each stage on the device, between two of its events; on a CPU by the host's clock."""
+    """Milliseconds of each stage on the device, between two of its events; on a CPU on the host's clock."""
     steps: list[float] = field(default_factory=list)
-    """Milliseconds of the whole step by the host's clock."""
+    """Milliseconds of the whole step on the host's clock."""
 
 
 @no_garbage_collection()
@@ -69,7 +69,7 @@ def recording(model: Callable[..., Any], device: torch.device, path: Path) -> It
     """Record the enclosed code as a Chrome trace, with a named range for each module of the model.
 
     Args:
-        model: its modules' calls become ranges; a model from `torch.compile` becomes a single one.
+        model: its modules' calls become ranges; a model from `torch.compile` becomes a single range.
         device: where it runs.
         path: where the trace is written, compressed if it ends in .gz.
     """
@@ -82,8 +82,7 @@ def recording(model: Callable[..., Any], device: torch.device, path: Path) -> It
 def recorded_events(path: Path, device: torch.device) -> list[dict[str, Any]]:
     """Read the events that `recording` wrote.
 
-    Raises:
-        Unavailable: the profiler saw no kernel of the device.
+    Raises: Unavailable: the profiler recorded no kernel of the device.
     """
     events = read_events(path)
     if device.type == "cuda" and not any(event.get("cat") in ON_DEVICE for event in events):

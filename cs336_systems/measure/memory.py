@@ -10,7 +10,7 @@ from cs336_systems.record.measurement import Measurement, summarize
 
 
 class Unavailable(Exception):
-    """Raised for something that this machine lacks; its text is the reason that the report prints."""
+    """Raised if this machine lacks something; its text is the reason printed in the report."""
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -22,12 +22,12 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def in_use(device: torch.device) -> int:
-    """Bytes held by tensors, including libraries' workspaces; 0 where PyTorch does not count them."""
+    """Bytes held by tensors, including libraries' workspaces; 0 if PyTorch does not count them."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def most_in_use(device: torch.device) -> int:
-    """The most bytes held by tensors at one time since `reset_peak`; 0 where PyTorch does not count them."""
+    """The maximum bytes held by tensors since `reset_peak`; 0 if PyTorch does not count them."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
 
 
@@ -38,7 +38,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device, above: int = 0) -> Measurement:
-    """The most memory held by tensors at one time since `reset_peak`, less `above` bytes, or why it is not known."""
+    """The maximum memory held by tensors since `reset_peak`, less `above` bytes, or why it is not known."""
     if device.type != "cuda":
         message = "PyTorch counts peak memory on CUDA devices only"
         return Measurement(metric="peak_memory", unit="MiB", status="skipped", message=message)
@@ -54,12 +54,12 @@ def allocated(metric: str, count: int, device: torch.device) -> Measurement:
 
 
 def device_allocations(device: torch.device) -> int:
-    """How often PyTorch's allocator has asked the driver for memory so far; 0 where PyTorch does not count it."""
+    """Number of PyTorch's memory requests to the driver so far; 0 if PyTorch does not count them."""
     return torch.cuda.memory_stats(device)["num_device_alloc"] if device.type == "cuda" else 0
 
 
 def allocations_since(start: int, device: torch.device) -> Measurement:
-    """Number of requests to the driver since there were `start`, or why that is not known."""
+    """Number of requests to the driver since the count was `start`, or why it is not known."""
     if device.type != "cuda":
         message = "PyTorch counts its allocations on CUDA devices only"
         return Measurement(metric="device_allocations", status="skipped", message=message)

@@ -29,14 +29,13 @@ INSTRUMENT = Path(__file__).parent
 PROJECT = INSTRUMENT.parents[1]
 LIBRARY_FOLDERS = frozenset({"site-packages", "dist-packages"})
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
-"""Environment variables that change how the allocator divides memory, which the replay does not model."""
+"""Environment variables that change how the allocator divides memory; the replay does not model them."""
 
 
 def require_history(device: torch.device) -> None:
-    """Check that the allocator can be followed.
+    """Check that the allocator can be recorded.
 
-    Raises:
-        Unavailable: it cannot on this device, or not with these settings.
+    Raises: Unavailable: it cannot on this device or with these settings.
     """
     if device.type != "cuda":
         raise Unavailable("PyTorch keeps a history of allocations on CUDA devices only")
@@ -62,7 +61,7 @@ def record_step(
     weights: Iterable[Tensor],
     device: torch.device,
 ) -> Recording:
-    """Run the stages of a step one after another and record the device's memory meanwhile.
+    """Run the stages of a step one after another and record the device's memory.
 
     Args:
         stages: name to function, in the order of the step.
@@ -80,7 +79,7 @@ def record_step(
         start = allocation_counts(device)
         operators.start = start[0]
         for name, stage in stages.items():
-            # Not in backward: the objects that Python would make of autograd's tensors might prolong their lives.
+            # Not in backward: Python objects of autograd's tensors might prolong their lifetimes.
             with contextlib.nullcontext() if name == BACKWARD else operators:
                 stage()
             ends.append(Stage(name, sum(allocation_counts(device)) - sum(start)))
@@ -179,7 +178,7 @@ def source_of(event: Mapping[str, Any]) -> str:
 
 @cache
 def source_file(name: str) -> str:
-    """Format a file for readers: its path in the project, or else its name and folder; empty for a library's."""
+    """Format a file for readers: its path in the project, or else its folder and name; empty for a library's."""
     path = Path(name)
     if path.suffix != ".py" or path.parent == INSTRUMENT or LIBRARY_FOLDERS.intersection(path.parts):
         return ""
@@ -194,11 +193,10 @@ def code_at(source: str) -> str:
 
 
 class OperatorLog(TorchDispatchMode):
-    """Records which operator each allocation belongs to.
+    """Records the operator of each allocation.
 
     Args:
-        weights: tensors whose conversions are recorded as such.
-        count: returns how many allocations there have been.
+        weights: tensors whose conversions are recorded as such. count: returns the number of allocations so far.
     """
 
     def __init__(self, weights: Iterable[Tensor], count: Callable[[], int]):

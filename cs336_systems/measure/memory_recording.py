@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 ALLOCATED, INACTIVE = "active_allocated", "inactive"
-"""States of a block: in use; free. There are others between them."""
+"""States of a block: in use; free. Other states lie between them."""
 
 
 class BlockState(NamedTuple):
@@ -18,7 +18,7 @@ class BlockState(NamedTuple):
     size: int
     """Bytes that the allocator counts for it."""
     requested: int
-    """Bytes that were asked for."""
+    """Requested bytes."""
     state: str
 
 
@@ -37,9 +37,9 @@ class Event(NamedTuple):
     """PyTorch's name of the event: alloc, free_requested, free_completed, segment_alloc, segment_free, …"""
     address: int
     size: int
-    """Bytes asked for, or of the segment."""
+    """Requested bytes, or bytes of the segment."""
     microseconds: int
-    """Time of the event by the host's clock."""
+    """Time of the event on the host's clock."""
     source: str
     """For an allocation, the line that requested it, as file:line function; empty if no Python was running."""
 
@@ -79,4 +79,4 @@ class Recording:
     owners_after: Mapping[int, str]
     """Known categories of memory by address, after the step."""
     peak: int
-    """The most bytes allocated at one time, by the allocator's own count."""
+    """The allocator's own count of the maximum bytes allocated."""

@@ -29,9 +29,9 @@ rounding."""
 FORWARD, LOSS, BACKWARD, OPTIMIZER = "forward", "loss", "backward", "optimizer"
 """The stages of a step."""
 POINTS = 256
-"""About how many points of a timeline are kept."""
+"""Approximate number of points kept of a timeline."""
 FEWEST_POINTS = 8
-"""The fewest points of a stage, if it has as many events."""
+"""Minimum number of points of a stage, if it has as many events."""
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -40,7 +40,7 @@ class Allocation:
 
     address: int
     requested: int
-    """Bytes that were asked for."""
+    """Requested bytes."""
     size: int
     """Bytes that the allocator counts."""
     stage: str = ""
@@ -48,11 +48,11 @@ class Allocation:
     freed: str = ""
     """The stage in which it was freed; empty if not in this step."""
     milliseconds: float | None = None
-    """Its lifetime by the host's clock; None unless it was allocated and freed in this step."""
+    """Its lifetime on the host's clock; None unless it was allocated and freed in this step."""
     source: str = ""
-    """The line of the program that made it."""
+    """The line of the program that allocated it."""
     operator: str = ""
-    """The operator that made it; empty if before the step, and in autograd's threads."""
+    """The operator that allocated it; empty if before the step, and in autograd's threads."""
     copies_weight: bool = False
     category: str = UNCLASSIFIED
 
@@ -69,7 +69,7 @@ class Timeline:
     """Name, first and last position; the first stage includes position 0, the state before the step."""
 
     def levels(self) -> Iterator[dict[str, int]]:
-        """Bytes in use by category at each position. It is the same dictionary each time."""
+        """Bytes in use by category at each position. Yields the same dictionary each time."""
         level = dict.fromkeys(CATEGORIES, 0)
         for allocation in self.before:
             _add(level, allocation, 1)
@@ -84,7 +84,7 @@ class Timeline:
         return list(itertools.accumulate(sizes, initial=sum(allocation.size for allocation in self.before)))
 
     def levels_at(self, positions: Sequence[int]) -> list[dict[str, int]]:
-        """Bytes in use by category at the positions, which are in increasing order."""
+        """Bytes in use by category at the given positions, in increasing order."""
         wanted = set(positions)
         at = {position: dict(level) for position, level in enumerate(self.levels()) if position in wanted}
         return [at[position] for position in positions]
@@ -113,7 +113,7 @@ def replay(recording: Recording) -> Timeline:
     """Replay allocations and frees, with categories.
 
     Raises:
-        ValueError: the events are fewer than the allocator counted, so the recording is not complete.
+        ValueError: there are fewer events than the allocator counted, so the recording is incomplete.
     """
     blocks = blocks_of(recording.segments)
     alive = {
@@ -139,7 +139,7 @@ def replay(recording: Recording) -> Timeline:
                 born[allocation] = event.microseconds
                 changes.append((allocation, True))
             case "free_requested":
-                # The allocator counts a block until here, though another stream may keep it from being used again.
+                # The allocator counts a block until here, although another stream may prevent its reuse.
                 allocation = alive.pop(event.address)
                 allocation.freed = stage
                 if allocation in born:
@@ -183,10 +183,10 @@ def _name_operators(recording: Recording, made: Sequence[Allocation]) -> None:
 def _classify(recording: Recording, timeline: Timeline, alive: dict[int, Allocation]) -> None:
     """Assign a category to each allocation; `alive` are allocations in use after the step.
 
-    Live tensors determine parameters, gradients, optimizer state and the like. Among the rest, the result of a weight's
-    conversion is a copy of it. An allocation made before the backward pass and in use when it begins (or, without one,
-    when the step ends) is kept by the graph, so it was saved for backward. An allocation that did not survive the step
-    is temporary.
+    Live tensors determine parameters, gradients, optimizer state and so on. Among the rest, the result of a weight's
+    conversion is a copy of the weight. An allocation made before the backward pass and still in use when it begins (or,
+    without a backward pass, when the step ends) is kept by the graph, so it was saved for backward. An allocation that
+    did not survive the step is temporary.
     """
     for allocation in timeline.before:
         allocation.category = recording.owners_before.get(allocation.address, UNCLASSIFIED)
@@ -206,9 +206,9 @@ def _classify(recording: Recording, timeline: Timeline, alive: dict[int, Allocat
 
 
 def sample_positions(timeline: Timeline) -> dict[str, list[int]]:
-    """Choose positions of each stage at which the timeline is kept: the largest total in each of equal slices.
+    """Choose the positions of each stage at which the timeline is kept: the largest total in each of equal slices.
 
-    So the peak is among them. A stage in which nothing is allocated or freed has one, at its end.
+    So they include the peak. A stage without allocations or frees has one position, at its end.
     """
     totals = timeline.totals()
     kept: dict[str, list[int]] = {}
@@ -222,7 +222,7 @@ def sample_positions(timeline: Timeline) -> dict[str, list[int]]:
 
 
 def largest_groups(timeline: Timeline, count: int) -> list[list[Allocation]]:
-    """Group the step's largest allocations by size, origin and fate; the largest first."""
+    """Group the step's largest allocations by size, origin and fate, largest first."""
 
     def alike(allocation: Allocation) -> tuple[int, str, str, str, str, str]:
         return (
@@ -235,6 +235,6 @@ def largest_groups(timeline: Timeline, count: int) -> list[list[Allocation]]:
         )
 
     groups = [list(group) for _, group in itertools.groupby(sorted(timeline.made(), key=alike), key=alike)]
-    # Groups of one size: first the one with the most memory in all.
+    # Groups of equal size: largest total first.
     groups.sort(key=lambda group: (-group[0].requested, -len(group)))
     return groups[:count]

@@ -8,8 +8,9 @@ from cs336_systems.measure.intervals import covered, merge
 COMPUTE, COMMUNICATION, OPTIMIZER = "compute", "communication", "optimizer"
 
 OF_COMMUNICATION = ("nccl", "Memcpy PtoP", "symmetric_memory", "LerpFunctor")
-"""Parts of the names of NCCL's kernels, copies between GPUs, barriers in symmetric memory, and averages there. Nothing
-else in a training step with fused AdamW has such a name."""
+"""Parts of the names of NCCL's kernels, copies between GPUs, barriers in symmetric memory, and averages there. No other
+kernel in a training step with fused AdamW has such a name.
+"""
 
 ALL_GATHER, REDUCE_SCATTER = "all_gather", "reduce_scatter"
 OF_COLLECTIVES = {"AllGather": ALL_GATHER, "ReduceScatter": REDUCE_SCATTER}
@@ -31,11 +32,10 @@ class DeviceEvent:
 
 
 def by_kind(events: Sequence[DeviceEvent], apart: Sequence[str] = ()) -> dict[str, list[Interval]]:
-    """Find disjoint intervals in which a device computes, communicates and runs the optimizer.
+    """Compute disjoint intervals in which a device computes, communicates and runs the optimizer.
 
     Args:
-        events: the device's events.
-        apart: collectives in `OF_COLLECTIVES` that count as kinds of their own.
+        events: the device's events. apart: collectives in `OF_COLLECTIVES` that count as separate kinds.
     """
     found: dict[str, list[Interval]] = {kind: [] for kind in (COMPUTE, COMMUNICATION, OPTIMIZER, *apart)}
     for event in events:
@@ -51,7 +51,9 @@ def collective_of(name: str) -> str:
 
 
 def kind_of(name: str) -> str:
-    """The purpose of a kernel or copy. Streams do not tell: a replayed CUDA graph has other streams than a capture."""
+    """The purpose of a kernel or copy. Streams do not show it: a replayed CUDA graph has other streams than the
+    capture.
+    """
     if any(part in name for part in OF_COMMUNICATION):
         return COMMUNICATION
     return OPTIMIZER if "FusedAdam" in name else COMPUTE
@@ -60,7 +62,7 @@ def kind_of(name: str) -> str:
 def overlap(first: Iterable[Interval], second: Iterable[Interval]) -> float:
     """The total time that both sets of intervals cover."""
     first, second = list(first), list(second)
-    # Rounding may leave less than nothing where they do not meet.
+    # Rounding may give a negative value if they do not overlap.
     return max(0.0, covered(first) + covered(second) - covered(first + second))
 
 

@@ -1,4 +1,4 @@
-"""PyTorch's profiler, without an effect on what is timed after it."""
+"""PyTorch's profiler, without an effect on later timings."""
 
 import contextlib
 import os
@@ -18,12 +18,13 @@ DETACH_CALLS, DETACH_PAUSE_S = 20, 0.01
 def profiling(device: torch.device, *, operators: bool) -> Iterator[profile]:
     """Profile the enclosed code: kernels and copies on a CUDA device and, if wanted, operators on the host.
 
-    PyTorch leaves CUPTI attached after a profile, so that every later launch costs the host 10 to 20 % more
+    PyTorch leaves CUPTI attached after a profile, which makes every later launch 10 to 20 % more expensive on the host
     (pytorch/pytorch#146604). An environment variable makes it detach CUPTI, but from a thread, during a later CUDA
-    call, and a profile that begins before sees no kernels (pytorch/kineto#1554). So this makes such calls, and waits.
+    call, and a profile that starts earlier records no kernels (pytorch/kineto#1554). So this function makes such calls
+    and waits.
     """
     on_gpu = device.type == "cuda"
-    os.environ["TEARDOWN_CUPTI"] = "1"  # read anew at the end of each profile
+    os.environ["TEARDOWN_CUPTI"] = "1"  # read again at the end of each profile
     activities = [ProfilerActivity.CPU] * operators + [ProfilerActivity.CUDA] * on_gpu
     with warnings.catch_warnings():
         # Keeping events across cycles would make PyTorch read all of them at once, in Python: seconds per step.

@@ -20,7 +20,7 @@ WEIGHT_VIEWS = {"TBackward0", "TransposeBackward0", "ViewBackward0", "ToCopyBack
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """A storage, as its first operator saved it."""
+    """A storage, as saved by its first operator."""
 
     range: str
     """The innermost module that was running, by its name in the model."""
@@ -40,7 +40,7 @@ class SavedTensor:
 def record_saved(model: nn.Module) -> Iterator[list[SavedTensor]]:
     """Collect the tensors that forward passes inside this context save for backward, in order.
 
-    The segments of a checkpointed model save their inputs only.
+    The segments of a checkpointed model save only their inputs.
     """
     recorder = _Recorder(model)
     with contextlib.ExitStack() as stack:
@@ -67,7 +67,7 @@ class _Recorder(TorchFunctionMode):
         self._operator = ""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Only the outermost function comes here: while it runs, the mode is off.
+        # Only the outermost function arrives here: while it runs, the mode is off.
         self._operator = func.__name__.strip("_")
         try:
             return func(*args, **(kwargs or {}))

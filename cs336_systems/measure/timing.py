@@ -1,6 +1,7 @@
-"""Timing of steps by the host's clock, with the device synchronized at both ends.
+"""Timing of steps on the host's clock, with the device synchronized at both ends.
 
-Clock and synchronization are bound when this module is imported: code under test that replaces them changes no time.
+Clock and synchronization are bound when this module is imported, so code under test that replaces them does not change
+times.
 """
 
 import contextlib
@@ -57,13 +58,13 @@ def time_phases(
     """Run the phases of a step one after another, step after step, and time each phase of each step.
 
     Args:
-        phases: name to function, in the order of a step.
-        warmup: steps run before timing begins; with 0, the very first step is timed too.
+        phases: name to function, in the order of a step. warmup: steps run before timing begins; with 0, the very first
+            step is timed as well.
         steps: steps timed.
         device: synchronized after every phase.
 
     Returns:
-        Seconds that the warm-up took, and for each phase its seconds in each timed step.
+        Seconds of the warm-up, and the seconds of each phase in each timed step.
     """
     stopwatch = Stopwatch(device)
     for _ in range(warmup):

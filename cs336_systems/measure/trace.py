@@ -16,7 +16,7 @@ from typing import Any
 from cs336_systems.record.measurement import STAGES
 
 GRADIENT_ACCUMULATION = "gradient accumulation"
-"""The range of nodes that store a parameter's gradient, which no module's forward pass made."""
+"""The range of nodes that store a parameter's gradient, which belong to no module's forward pass."""
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 ENGINE = "autograd::engine::evaluate_function: "
@@ -30,12 +30,12 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """One stage of one step, by the host's clock."""
+    """One stage of one step, on the host's clock."""
 
     name: str
     """One of STAGES, or WHOLE."""
     step: int
-    """Which of the recorded steps, from 0."""
+    """Index of the recorded step, from 0."""
     start: float
     """When the host entered it, µs."""
     end: float
@@ -44,27 +44,27 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernel:
-    """One execution of a kernel, a copy or a memset; in the trace of a CPU, of an operator."""
+    """One execution of a kernel, a copy or a memset; in a CPU's trace, of an operator."""
 
     name: str
     """Its full name."""
     start: float
-    """When it began, µs, by the host's clock."""
+    """When it began, µs, on the host's clock."""
     end: float
     """When it ended, µs."""
     duration: float
-    """Its duration, µs; for an operator without those that it called."""
+    """Its duration, µs; for an operator, excluding the operators it called."""
     lane: str
-    """The stream or thread that it ran on."""
+    """The stream or thread on which it ran."""
     thread: str
-    """The host's thread that launched it; empty where that is unknown."""
+    """The host's thread that launched it; empty if unknown."""
     launched: float
     """When the host launched it, µs."""
     stage: Stage | None
-    """The stage that launched it; None where that is unknown."""
+    """The stage that launched it; None if unknown."""
     range: str
     """The module, named range or stage that launched it, or whose forward pass made the autograd node that did; empty
-    where that is unknown."""
+    if unknown."""
     operator: str
     """The innermost operator that launched it; empty if none did."""
 
@@ -78,7 +78,7 @@ class Trace:
     kernels: Sequence[Kernel]
     """Kernels, in order of their launches."""
     on_device: bool
-    """Whether the kernels ran on a GPU; if not, they are operators."""
+    """Whether the kernels ran on a GPU; otherwise they are operators."""
 
 
 @dataclass(slots=True, eq=False)
@@ -111,9 +111,9 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 def attribute(events: Iterable[Event]) -> Trace:
     """Attribute everything that ran to the stage and the range that launched it.
 
-    A launch belongs to the stage during which the host made it, on whatever thread: a stage ends when its work is
-    done. It belongs to the nearest range around it on its thread. An autograd node stands for the operator of the
-    forward pass that made it, wherever that was, so its work belongs to that operator's range.
+    A launch belongs to the stage during which the host made it, on any thread: a stage ends when its work is done. It
+    belongs to the nearest enclosing range on its thread. An autograd node stands for the forward operator that made it,
+    so its work belongs to that operator's range.
     """
     by_category: dict[str, list[Event]] = defaultdict(list)
     for event in events:
@@ -139,7 +139,7 @@ def attribute(events: Iterable[Event]) -> Trace:
 
 
 def _is_own(annotation: str) -> bool:
-    """Whether an annotation is a range of ours: those of PyTorch itself look like Optimizer.step#AdamW.step."""
+    """Whether an annotation is one of our ranges: PyTorch's own look like Optimizer.step#AdamW.step."""
     return "#" not in annotation and ":" not in annotation
 
 
@@ -177,12 +177,12 @@ def _link(operators: Iterable[_Span], flows: Iterable[Event]) -> None:
         if end == "f" and place in at and (origin := ends.get((number, "s"))) in at:
             node = at[place]
             node.forward = at[origin]
-            if node.parent and node.parent.name.startswith(ENGINE):  # which also adds up the gradients that it made
+            if node.parent and node.parent.name.startswith(ENGINE):  # which also sums the gradients that it made
                 node.parent.forward = at[origin]
 
 
 def _stages(ranges: Iterable[_Span]) -> list[Stage]:
-    """The outermost ranges that are named like stages; a stage that was seen already begins the next step."""
+    """The outermost ranges named like stages; a repeated stage begins the next step."""
     stages: list[Stage] = []
     step, seen = 0, set[str]()
     for span in sorted(ranges, key=lambda span: span.start):

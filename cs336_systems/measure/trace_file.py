@@ -38,14 +38,13 @@ FIELDS: Mapping[str, Mapping[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(ON_DEVICE, _ON_DEVICE),
     FLOW: {"id": _is_key, "ph": _is_text, "tid": _is_key, "ts": _is_number},
 }
-"""Required fields of each category of events, for kernels to be attributed."""
+"""Fields that each category of events needs for the attribution of kernels."""
 
 
 def read_trace(path: Path) -> dict[str, Any]:
     """Read a trace of training steps, or the note that says why none was recorded.
 
-    Raises:
-        ValueError: the file cannot be read, or is something else, in one sentence that names the file.
+    Raises: ValueError: the file cannot be read or is not a trace, in one sentence that names the file.
     """
     try:
         content = read_file(path)
