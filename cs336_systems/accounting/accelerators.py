@@ -11,13 +11,13 @@ class Accelerator:
     flops: float
     """C, matrix multiplies in bf16, FLOP/s."""
     bandwidth: float
-    """W, bytes/s that it sends to its neighbours; on a torus in both directions of one axis."""
+    """W, bytes/s sent to its neighbours; on a torus in both directions of one axis."""
     memory: float
     """Device memory, bytes."""
 
     @property
     def intensity(self) -> float:
-        """α = C/W: FLOPs in the time of sending a byte."""
+        """α = C/W: FLOPs in the time needed to send a byte."""
         return self.flops / self.bandwidth
 
 

@@ -1,6 +1,6 @@
 """Closed form of the tensors that a Transformer block of `model.py` saves for its backward pass.
 
-A storage that several operators save is listed once, under the first. The lists hold for more than one head and more
+A storage that several operators save is listed once, under the first. The lists apply to more than one head and more
 than one token: with one, some copies become views.
 """
 
@@ -36,7 +36,7 @@ class Saved:
     dtype: str
     """The dtype's name in PyTorch."""
     shape: tuple[int, ...]
-    """The shape as the operator saves it: matmuls fold their leading axes."""
+    """The shape saved by the operator: matmuls fold their leading axes."""
     meaning: str
     """A description of the tensor."""
 
@@ -74,17 +74,19 @@ class BlockActivations:
 
     @property
     def residual(self) -> int:
-        """Bytes of the residual stream, [batch, context, d_model] in fp32: a block's input, its output, a gradient."""
+        """Bytes of the residual stream, [batch, context, d_model] in fp32: a block's input, its output, or a
+        gradient.
+        """
         return residual_bytes(self.shape, self.batch_size, self.context)
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes of all tensors that the block saves, its input included, weights not."""
+        """Bytes of all tensors that the block saves, including its input but not the weights."""
         return sum(tensor.bytes for tensor in self.saved())
 
     @property
     def weight_copies(self) -> int:
-        """Bytes of the matrices' copies in bf16 that autocast makes and the matmuls save; 0 in fp32."""
+        """Bytes of the matrices' bf16 copies that autocast makes and the matmuls save; 0 in fp32."""
         return self.weight_copies_of(4 * self.shape.d_model + 3 * self.shape.d_ff)
 
     @property
@@ -93,12 +95,12 @@ class BlockActivations:
         return FP32_BYTES * block_parameters(self.shape)
 
     def weight_copies_of(self, width: int) -> int:
-        """Bytes of autocast's copies of matrices that are d_model by `width` numbers together; 0 in fp32."""
+        """Bytes of autocast's copies of matrices with d_model by `width` elements in total; 0 in fp32."""
         return BYTES["bf16"] * self.shape.d_model * width if self.precision == "bf16" else 0
 
     @property
     def softmax_dtype(self) -> str:
-        """Dtype of the attention weights as softmax computes them."""
+        """Dtype of the attention weights computed by softmax."""
         return DTYPE["fp32" if self.on_gpu else self.precision]
 
     def saved(self) -> list[Saved]:
@@ -129,7 +131,7 @@ class BlockActivations:
         yield Saved(range_, "mul", "float32", wide, "input over its root mean square")
 
     def _inputs(self, ranges: tuple[str, ...], meaning: str) -> Iterator[Saved]:
-        """The input that several linear maps share: in bf16 autocast casts it for each of them anew."""
+        """The shared input of several linear maps: in bf16, autocast casts it separately for each of them."""
         for range_ in ranges if self.precision == "bf16" else ranges[:1]:
             yield Saved(range_, "linear", self._dtype, self._rows(self.shape.d_model), meaning)
 

@@ -21,13 +21,13 @@ def flash_flops(phase: str, batch: int, heads: int, sequence: int, d: int, *, ca
 
 
 def least_flops(phase: str, batch: int, heads: int, sequence: int, d: int, *, causal: bool) -> float:
-    """Operations that no implementation can leave out: a backward pass is four matmuls, if it computes none again."""
+    """Operations that no implementation can leave out: a backward pass has four matmuls if it recomputes none."""
     factor = {"forward": 1, "backward": 2, "forward_backward": 3}[phase]
     return factor * forward_flops(batch, heads, sequence, d, causal=causal)
 
 
 def plain_bytes_before_backward(batch: int, sequence: int, d: int) -> int:
-    """Bytes in use between plain attention's passes in fp32, no heads and no mask.
+    """Bytes in use between plain attention's passes in fp32, without heads and mask.
 
     q, k, v, the output and its gradient, batch · sequence · d each, and the softmax's result, batch · sequence²: the
     one quadratic tensor that the backward pass needs. The scores themselves are freed as soon as they are normalized.
@@ -36,11 +36,11 @@ def plain_bytes_before_backward(batch: int, sequence: int, d: int) -> int:
 
 
 def plain_peak_bytes(batch: int, sequence: int, d: int) -> int:
-    """Bytes in use at the peak of plain attention in fp32, no heads and no mask: in its backward pass.
+    """Bytes in use at the peak of plain attention in fp32, without heads and mask, in its backward pass.
 
-    Six tensors of batch · sequence · d numbers (q, k, v, the output, its gradient and that of v) and four of
-    batch · sequence²: the softmax's result, its gradient, the product of the two, with which PyTorch's backward pass of
-    a softmax begins on a GPU, and the scores' gradient.
+    Six tensors of batch · sequence · d elements (q, k, v, the output, its gradient and v's gradient) and four of batch
+    · sequence²: the softmax's result, its gradient, the product of the two (the first step of PyTorch's softmax
+    backward on a GPU), and the scores' gradient.
     """
     return FP32_BYTES * (6 * batch * sequence * d + 4 * batch * sequence**2)
 

@@ -12,9 +12,9 @@ class Work:
     """The work of the kernels of one kind in one block."""
 
     flops: float
-    """Matmuls: 2mnk each. Elsewhere a comparison, a conversion and each arithmetic operation count as one."""
+    """Matmuls count 2mnk each. Elsewhere a comparison, a conversion and each arithmetic operation count as one."""
     bytes: float
-    """Each kernel reads its inputs and writes its output once; what all rows share (masks, angles) is left out."""
+    """Each kernel reads its inputs and writes its output once; data shared by all rows (masks, angles) is left out."""
 
     @property
     def intensity(self) -> float:
@@ -25,8 +25,8 @@ class Work:
 def plain_block(shape: ModelShape, batch: int, context: int, precision: str) -> dict[str, Work]:
     """The kernels of an eager block with plain attention, by kind.
 
-    Under autocast (bf16) the matmuls and what follows them work on two bytes; the residual stream, the norms and the
-    softmax stay in fp32.
+    Under autocast (bf16), the matmuls and the operations after them work on two bytes; the residual stream, the norms
+    and the softmax stay in fp32.
     """
     tokens, d, d_ff = batch * context, shape.d_model, shape.d_ff
     size = BYTES[precision]

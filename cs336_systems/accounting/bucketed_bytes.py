@@ -11,7 +11,7 @@ MB = 10**6
 
 @cache
 def bucketed_bytes(setting: Setting) -> int:
-    """Bytes of buckets with more than one gradient: a lone gradient stays where it is."""
+    """Bytes of buckets with more than one gradient: a single gradient stays in place."""
     if setting.bucket_mb is None:
         return 0
     sizes = weight_sizes(setting.shape, setting.vocab_size, setting.weight_bytes)[::-1]

@@ -1,7 +1,7 @@
-"""PyTorch's caching allocator of GPU memory, without a GPU: its blocks, and which one a tensor gets.
+"""PyTorch's caching allocator for GPU memory, without a GPU: its blocks, and which one a tensor gets.
 
 A request of more than 1 MiB is served from a segment of 20 MiB, or of its size rounded up to 2 MiB if that is 10 MiB or
-more; what is left of a free block is split off if it is more than 1 MiB, and otherwise given away with it. Smaller
+more; the remainder of a free block is split off if it is larger than 1 MiB, and otherwise stays with it. Smaller
 requests are rounded up to 512 bytes. Rules of c10/cuda/CUDACachingAllocator.cpp (kSmallSize, kMinLargeAlloc,
 kRoundLarge) with default settings, on one stream.
 """
@@ -98,7 +98,7 @@ class Blocks:
 
 
 class CachingAllocator(Blocks):
-    """Allocates and frees blocks, and counts the bytes in use and those that it holds."""
+    """Allocates and frees blocks, and counts the bytes in use and the bytes held."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class CachingAllocator(Blocks):
         return block
 
     def release(self, block: Block) -> None:
-        """Free a block, and join it with the free blocks next to it."""
+        """Free a block, and merge it with its free neighbours."""
         self.allocated -= block.size
         free = self._free[block.small]
         for other in (block.before, block.after):

@@ -1,7 +1,7 @@
-"""Closed forms of the collectives of a step on several ranks, which contenders declare as their signatures.
+"""Closed forms of a step's collectives on several ranks, which contenders declare as their signatures.
 
-The benchmarks hold what they observe to it, and the self-checks the recorded rows. Bytes are those of the whole tensor
-that a collective is about; the closed forms are those of the model in `model.py`.
+The benchmarks compare their observations with them, and the self-checks the recorded rows. Bytes count the whole tensor
+of a collective; the closed forms are for the model in `model.py`.
 """
 
 import math
@@ -19,12 +19,12 @@ from cs336_systems.sizes import parse_size
 
 PASSES, SYNCHRONIZATION, UPDATE = "passes", "synchronization", "update"
 PART_OF_STEP = {"forward": PASSES, "backward": PASSES, "synchronization": SYNCHRONIZATION, "optimizer": UPDATE}
-"""The part of a step that each phase belongs to; prefetched work may fall into either of the passes."""
+"""The part of a step to which each phase belongs; prefetched work may fall into either pass."""
 COPY_SLACK = 0.25
-"""Share of all gradients by which lists of sizes, sums of losses and padding may increase the bytes written."""
+"""Share of all gradients by which lists of sizes, sums of losses and padding may increase the written bytes."""
 
 Bounds = tuple[float, float]
-"""The least and the most; equal where the closed form is exact."""
+"""Minimum and maximum; equal if the closed form is exact."""
 Found = Mapping[tuple[str, str], tuple[float, float]]
 """Calls and bytes, by part of a step and collective."""
 
@@ -34,11 +34,11 @@ class Sent:
     """Messages of one kind in a step."""
 
     part: str
-    """The part of the step in which they are started."""
+    """The part of the step in which they start."""
     what: tuple[str, ...]
-    """Collectives, any of them; none where ranks write into each other's memory."""
+    """The possible collectives; none if ranks write into each other's memory."""
     calls: Bounds
-    """How many messages."""
+    """Number of messages."""
     bytes: Bounds
     """Bytes of all messages together."""
 
@@ -67,7 +67,7 @@ ClosedForm = Callable[[RanksCell], tuple[Sent, ...]]
 
 
 def differences(sends: Sequence[Sent], found: Found) -> Iterator[str]:
-    """Where observed collectives are not the declared ones, in words."""
+    """Describe how observed collectives differ from the declared ones."""
     left = dict(found)
     for sent in sends:
         if not sent.what:
@@ -102,7 +102,7 @@ def sum_of(bounds: Sequence[Bounds]) -> Bounds:
 
 
 def exactly(part: str, what: str, calls: float, size: float) -> Sent:
-    """Messages whose number and bytes are known."""
+    """Messages with a known number and size."""
     return Sent(part=part, what=(what,), calls=(calls, calls), bytes=(size, size))
 
 
@@ -122,7 +122,9 @@ def at_once(cell: RanksCell) -> tuple[Sent, ...]:
 
 
 def in_buckets(megabytes: float, *, wire: float = 1.0, last_alone: bool = False) -> ClosedForm:
-    """Messages of one all-reduce per bucket during the backward pass; `wire` is the share of the bytes that is sent."""
+    """Messages of one all-reduce per bucket during the backward pass; `wire` is the share of the bytes that are
+    sent.
+    """
 
     def sends(cell: RanksCell) -> tuple[Sent, ...]:
         sizes = gradient_sizes(cell)
@@ -138,7 +140,7 @@ def to_peers(megabytes: float) -> ClosedForm:
 
     def sends(cell: RanksCell) -> tuple[Sent, ...]:
         sizes = gradient_sizes(cell)
-        # Small gradients that are sent together need not be consecutive.
+        # Small gradients sent together need not be consecutive.
         count = len(grouped(sizes, megabytes * MB))
         return (Sent(part=PASSES, what=(), calls=(count - 1, count + 1), bytes=(sum(sizes), sum(sizes))),)
 
@@ -161,7 +163,7 @@ def ddp(mebibytes: int, *, broadcasts: bool) -> ClosedForm:
 
 
 def by_owners(part: str, what: tuple[str, ...], megabytes: float) -> ClosedForm:
-    """Messages of whole tensors in buckets of a least size, with equal parts for all ranks or a single owner."""
+    """Messages of whole tensors in buckets of a minimum size, with equal parts for all ranks or a single owner."""
 
     def sends(cell: RanksCell) -> tuple[Sent, ...]:
         sizes, ranks, cap = gradient_sizes(cell), int(cell.processes), megabytes * MB

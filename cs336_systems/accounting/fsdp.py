@@ -1,9 +1,9 @@
 """Memory, communication and time of fully sharded data parallelism on the Transformer language model.
 
 Each of N ranks keeps 1/N of every matrix, of its gradient and of AdamW's two moments, in fp32, and all of the norms'
-weights (ZeRO stage 3, Rajbhandari et al. 2020). A unit, one layer or one block, is gathered before it is used, while at
-most two others that come next are on their way. Collectives are a ring's, of which bytes alone are counted: no latency
-per message, and links that do not disturb each other (Patarasuk & Yuan 2009).
+weights (ZeRO stage 3, Rajbhandari et al. 2020). A unit (a layer or a block) is gathered before use, while at most the
+next two are in flight. Collectives are modelled as rings by bytes only: no latency per message, and independent links
+(Patarasuk & Yuan 2009).
 """
 
 import math
@@ -33,11 +33,11 @@ class Matrix:
         return self.rows * self.columns
 
     def shard(self, ranks: int) -> int:
-        """Elements on the first rank: rows are divided, and the last ranks may have fewer."""
+        """Elements on the first rank: rows are divided, so the last ranks may have fewer."""
         return math.ceil(self.rows / ranks) * self.columns
 
     def padded(self, ranks: int) -> int:
-        """Elements that are sent and that the gathered copy holds: padded to equal rows for each rank."""
+        """Elements sent and in the gathered copy, padded to equal rows for each rank."""
         return ranks * self.shard(ranks)
 
 
@@ -92,12 +92,12 @@ class FullySharded:
 
     @property
     def sharded(self) -> int:
-        """Numbers of the matrices that the first rank keeps, which keeps the most."""
+        """Elements of the matrices on the first rank, which keeps the most."""
         return sum(matrix.shard(self.ranks) for unit in self.units() for matrix in unit)
 
     @property
     def replicated(self) -> int:
-        """Numbers that every rank keeps: the weights of the norms."""
+        """Elements on every rank: the weights of the norms."""
         return parameters(self.shape, self.vocab_size) - sum(m.numbers for unit in self.units() for m in unit)
 
     @property
@@ -112,7 +112,7 @@ class FullySharded:
 
     @property
     def gathered(self) -> int:
-        """The most bytes of gathered weights at one time: of a unit and the next ones, each of them once.
+        """Maximum bytes of gathered weights: a unit and the next ones, each counted once.
 
         In the backward pass the order is reversed, and the embedding is not needed.
         """
@@ -123,14 +123,14 @@ class FullySharded:
 
     @property
     def gradients_in_flight(self) -> int:
-        """The most bytes of whole gradients at one time: of a unit, and of those before it that are being reduced."""
+        """Maximum bytes of unsharded gradients: a unit's, and those of previous units that are being reduced."""
         units = self.units()
         return max(self._bytes(units[start : start + 1 + REDUCTIONS]) for start in range(len(units)))
 
     @property
     def gathered_in_a_step(self) -> int:
         """Bytes of all gathered weights: each is gathered for both passes, but the embedding is not needed in the
-        backward pass, and the head, which is the first to be needed there, is still whole.
+        backward pass, and the head, which is needed first there, is still gathered.
         """
         units = self.units()
         return 2 * self._bytes(units) - self._bytes([units[0], units[-1]])
@@ -142,13 +142,13 @@ class FullySharded:
 
     @property
     def sent_in_a_step(self) -> float:
-        """Bytes that a rank sends: (N - 1)/N of all that is gathered and reduced; norms are not counted."""
+        """Bytes that a rank sends: (N - 1)/N of everything gathered and reduced; norms are not counted."""
         return (self.ranks - 1) / self.ranks * (self.gathered_in_a_step + self.reduced_in_a_step)
 
     def forward(self, tokens: float, device: Accelerator) -> list[Times]:
         """For each unit, seconds of its matmuls for the tokens of one rank, and of gathering it.
 
-        Attention and elementwise functions, which can hide communication as well, are not counted.
+        Attention and elementwise functions, which can also hide communication, are not counted.
         """
         return [
             Times(
@@ -167,10 +167,10 @@ class FullySharded:
 
 
 def waiting_seconds(units: Sequence[Times]) -> float:
-    """For how long a forward pass waits for its weights, when each is gathered AHEAD units before its turn.
+    """How long a forward pass waits for its weights if each unit is gathered AHEAD units early.
 
-    The gather of a unit starts when the unit AHEAD before it starts to compute and the gather before it is done; the
-    first ones start with the pass. A unit computes when its gather is done, and the unit before it.
+    The gather of a unit starts when the unit AHEAD before it starts to compute and the previous gather is done; the
+    first ones start with the pass. A unit computes when its gather and the previous unit are done.
     """
     starts: list[float] = []
     gathered = computed = 0.0

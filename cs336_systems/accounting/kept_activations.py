@@ -1,10 +1,9 @@
 """Bytes per token that a block and the loss keep for the backward pass, in every setting of a step.
 
-Eager passes over fp32 weights have the exact list of `activations`, and an exact list of what one operator needs at the
-peak; left out are temporaries of kernels. torch.compile (min-cut partitioner) differs from it
-by what it recomputes: the norms' normalized inputs, SiLU's result, and casts. All else is counted here, in numbers of
-d_model and d_ff: residual sums and norms' results, q, k, v, attention's result and its log-sum-exp, gate, up, and their
-product.
+For eager passes over fp32 weights, `activations` has the exact list, and there is an exact list of one operator's needs
+at the peak; kernels' temporaries are left out. torch.compile (min-cut partitioner) differs in what it recomputes: the
+norms' normalized inputs, SiLU's result, and casts. Everything else is counted here, in units of d_model and d_ff:
+residual sums and norms' results, q, k, v, attention's result and its log-sum-exp, gate, up, and their product.
 """
 
 from cs336_systems.accounting.activations import BlockActivations
@@ -15,13 +14,13 @@ BF16 = BYTES["bf16"]
 INT64_BYTES = 8
 """Bytes of a token's id."""
 LOGITS_BYTES = 512 * 2**20
-"""Logits of a chunk of tokens in the linear cross-entropy; fewer if that is all."""
+"""Bytes of a chunk's logits in the linear cross-entropy, at most."""
 
 
 def in_eager_fp32_weights(setting: Setting) -> bool:
     """Whether the exact list applies: eager or compiled passes over fp32 weights.
 
-    FSDP gathers weights in bf16, so that its passes are those of bf16 weights.
+    FSDP gathers weights in bf16, so its passes have bf16 weights.
     """
     if setting.scheme == "FSDP" and setting.precision == "autocast":
         return False
@@ -46,7 +45,7 @@ def matrix_weights(setting: Setting) -> int:
 
 
 def _widths(setting: Setting) -> int:
-    """Bytes per token that grow with the width of the model."""
+    """Bytes per token that grow with the model's width."""
     d, d_ff = setting.shape.d_model, setting.shape.d_ff
     if setting.fp8 and setting.passes == "fused":
         # Two sums, q, k, v and attention's result; that and two results of norms in FP8; gate and up.
@@ -58,13 +57,13 @@ def _widths(setting: Setting) -> int:
         return (sums + 6 * BF16) * d + (3 if setting.keep_hidden else 2) * BF16 * d_ff
     if setting.passes == "compiled":  # As fused, and heads side by side.
         return 18 * d + 6 * d_ff
-    # Norms keep their input and its normalized form in fp32; SiLU's result is kept; flash keeps its own result, too.
+    # Norms keep their input and its normalized form in fp32; SiLU's result is kept; flash also keeps its own result.
     heads = 5 if setting.attention == "flash" else 4
     return (2 * (2 * FP32_BYTES + BF16) + heads * BF16) * d + 4 * BF16 * d_ff
 
 
 def recomputed_by_compiler(setting: Setting) -> int:
-    """Bytes of an eager block that torch.compile computes again."""
+    """Bytes of an eager block that torch.compile recomputes."""
     d, d_ff = setting.shape.d_model, setting.shape.d_ff
     norms = 2 * FP32_BYTES * d
     if setting.precision == "fp32":
@@ -75,7 +74,7 @@ def recomputed_by_compiler(setting: Setting) -> int:
 
 
 def recomputed_block(setting: Setting) -> int:
-    """Bytes that a checkpointed block of fused passes keeps: its input, and attention's result."""
+    """Bytes that a checkpointed block with fused passes keeps: its input, and attention's result."""
     return setting.tokens * (2 * BF16 * setting.shape.d_model + FP32_BYTES * setting.shape.num_heads)
 
 
@@ -85,7 +84,7 @@ def weight_copies(setting: Setting) -> int:
 
 
 def head_kept(setting: Setting) -> int:
-    """Bytes that the final norm, the head and the loss keep, the head's copy included."""
+    """Bytes that the final norm, the head and the loss keep, including the head's copy."""
     tokens, d, vocabulary = setting.tokens, setting.shape.d_model, setting.vocab_size
     logits = tokens * vocabulary
     autocasts = setting.precision == "autocast" and setting.scheme != "FSDP"
@@ -97,7 +96,7 @@ def head_kept(setting: Setting) -> int:
         number = FP32_BYTES  # that cross-entropy keeps: the total weight
         return ids + norm + BYTES[setting.block.precision] * tokens * d + copy + log_probabilities + number
     norm = (2 * BF16 * d + FP32_BYTES) * tokens
-    if setting.passes == "fused":  # of the norm its input; the gradients of the head's input and of its weight
+    if setting.passes == "fused":  # the norm's input; the gradients of the head's input and of its weight
         return norm + head_gradient(setting) + copy
     if setting.passes == "compiled":  # the logits, in bf16
         return norm + BF16 * logits
@@ -105,31 +104,33 @@ def head_kept(setting: Setting) -> int:
 
 
 def head_gradient(setting: Setting) -> int:
-    """Bytes of the gradient of the head's weight, which a linear cross-entropy makes in the forward pass."""
+    """Bytes of the head weight's gradient, which a linear cross-entropy computes in the forward pass."""
     return setting.weight_bytes * setting.vocab_size * setting.shape.d_model
 
 
 def _casts_log_probabilities(setting: Setting) -> bool:
-    """Whether cross-entropy makes them in bf16 and casts them, as on a GPU; on a CPU autocast casts the logits."""
+    """Whether cross-entropy computes log-probabilities in bf16 and casts them, as on a GPU; on a CPU autocast casts the
+    logits.
+    """
     return setting.precision == "autocast" and setting.on_gpu
 
 
 def loss_working(setting: Setting) -> int:
-    """The most bytes that the loss needs besides."""
+    """Maximum additional bytes that the loss needs."""
     logits = setting.tokens * setting.vocab_size
     if setting.passes == "fused":
         rounded = FP32_BYTES * setting.vocab_size * setting.shape.d_model if BF16 * logits > LOGITS_BYTES else 0
         head_input = BF16 * setting.tokens * setting.shape.d_model
         return min(LOGITS_BYTES, BF16 * logits) + rounded + head_input
     if in_eager_fp32_weights(setting):
-        # Gradients of the log-probabilities and of the logits; where the former are cast, the fp32 log-probabilities
-        # are gone before there are two.
+        # Gradients of the log-probabilities and of the logits; if the former are cast, the fp32 log-probabilities are
+        # freed before both exist.
         return (1 if _casts_log_probabilities(setting) else 2) * FP32_BYTES * logits
     return 0 if setting.passes == "compiled" else 2 * FP32_BYTES * logits
 
 
 def block_working(setting: Setting) -> int:
-    """The most bytes that a block's backward pass needs besides what the block keeps."""
+    """Maximum bytes that a block's backward pass needs in addition to the tensors that the block keeps."""
     if in_eager_fp32_weights(setting):
         return _exact_block_working(setting.block)
     d, d_ff, tokens = setting.shape.d_model, setting.shape.d_ff, setting.tokens
@@ -142,11 +143,11 @@ def block_working(setting: Setting) -> int:
 
 
 def _exact_block_working(block: BlockActivations) -> int:
-    """The same of eager passes over fp32 weights.
+    """The same for eager passes over fp32 weights.
 
     There are two candidates. In the feed-forward network: the gradients of both factors of the gated product, while the
-    factors are still there. In plain attention: the gradients of the attention weights and of the scores, when all that
-    was saved after them is gone; a GPU's kernel also needs the product of weights and gradient.
+    factors still exist. In plain attention: the gradients of the attention weights and of the scores, when everything
+    saved after them is freed; a GPU's kernel also needs the product of weights and gradient.
     """
     shape = block.shape
     inner = block.tokens * shape.d_ff * BYTES[block.precision]

@@ -1,6 +1,6 @@
 """The training step of the 2026 edition's leaderboard, an 8B model on two GPUs: its FLOPs and memory by closed form.
 
-The step is `cs336_systems.training`'s: bf16 weights with fp32 masters, fused passes, linear cross-entropy in chunks,
+The step uses `cs336_systems.training`: bf16 weights with fp32 masters, fused passes, linear cross-entropy in chunks,
 and an update during the backward pass.
 """
 
@@ -26,14 +26,14 @@ FUSED: Mapping[str, Any] = {
     "overlap": True,
     "scheme": "ZeRO-2",
 }
-"""How the step computes, and what ranks share."""
+"""How the step computes, and what the ranks share."""
 ONE_RANK: Mapping[str, Any] = {
     "shape": SHAPE,
     "vocab_size": VOCAB_SIZE,
     "batch_size": BATCH_SIZE // GPUS,
     "context": CONTEXT,
 }
-"""The size of the model, and the batch of one rank."""
+"""The model's size, and the batch of one rank."""
 RANK = Setting(**ONE_RANK, **FUSED, ranks=GPUS)
 """The step of one rank, with no block recomputed."""
 STATE_BYTES = 4 * FP32_BYTES * PARAMETERS
@@ -45,7 +45,7 @@ GPU, RECORD_SECONDS = "NVIDIA B200", 3.837
 def flops_by_part() -> dict[str, int]:
     """FLOPs of the step's matrix multiplies, 2mnk each, three times the forward pass's.
 
-    Of attention's two matmuls only the half that the causal mask leaves is counted.
+    For attention's two matmuls, only the unmasked half is counted.
     """
     everything = step_flops("train_step", SHAPE, VOCAB_SIZE, BATCH_SIZE, CONTEXT)
     causal = step_flops("train_step", SHAPE, VOCAB_SIZE, BATCH_SIZE, CONTEXT, causal=True)
@@ -58,11 +58,9 @@ def rank_flops(shape: ModelShape, vocab_size: int, batch_size: int, context: int
     """FLOPs of one rank's matmuls in a step, 2mnk each, with half of attention's as in `flops_by_part`.
 
     Args:
-        shape: size of the model.
-        vocab_size: rows of the output head.
-        batch_size: sequences of the rank.
-        context: tokens per sequence.
-        recomputed: blocks that compute all matmuls but attention's and the last one again in the backward pass.
+        shape: size of the model. vocab_size: rows of the output head. batch_size: sequences of the rank. context:
+            tokens per sequence. recomputed: blocks that recompute all matmuls except attention's and the last one in
+            the backward pass.
     """
     again = 2 * batch_size * context * (4 * shape.d_model**2 + 2 * shape.d_model * shape.d_ff)
     return step_flops("train_step", shape, vocab_size, batch_size, context, causal=True) + recomputed * again
@@ -78,11 +76,11 @@ def autocast_saved_bytes(segment: int) -> int:
 
 
 def fused_saved_bytes(recomputed: int) -> int:
-    """The same of bf16 weights and fused passes with some blocks recomputed, without the gradient of the head."""
+    """The same for bf16 weights and fused passes with some blocks recomputed, without the head's gradient."""
     step = replace(RANK, recomputed=recomputed)
     return saved_for_backward(step) - head_gradient(step)
 
 
 def gradients_on_their_way() -> int:
-    """Bytes of gradients that are in memory at a time: of two blocks, and of the head or the embedding."""
+    """Bytes of gradients in memory at a time: two blocks', and the head's or the embedding's."""
     return BYTES["bf16"] * (2 * block_parameters(SHAPE) + VOCAB_SIZE * SHAPE.d_model)

@@ -1,8 +1,8 @@
 """The fewest tokens with which a layer of two matrices is compute-bound in its forward pass on a mesh of accelerators.
 
-FSDP over X devices and tensor parallelism over Y, as Austin et al. 2025 ("How to Scale Your Model", chapter 5) do it:
-the weights are gathered along X; along Y the input is gathered and the output reduce-scattered. X spans M_X axes of a
-torus and Y M_Y, each of which adds the accelerator's bandwidth; (X - 1)/X and (Y - 1)/Y count as 1.
+FSDP over X devices and tensor parallelism over Y, as in Austin et al. 2025 ("How to Scale Your Model", chapter 5): the
+weights are gathered along X; along Y the input is gathered and the output reduce-scattered. X spans M_X axes of a torus
+and Y M_Y, each of which adds the accelerator's bandwidth; (X - 1)/X and (Y - 1)/Y count as 1.
 """
 
 import math
@@ -34,23 +34,23 @@ class Mesh:
 
     @property
     def activations_share(self) -> float:
-        """Time of gathering the input and reduce-scattering the output, over that of the compute: α Y/(M_Y F).
+        """Time of gathering the input and reduce-scattering the output, relative to the compute: α Y/(M_Y F).
 
-        Those are 4 b Y D bytes over M_Y axes, and 4 b D F FLOPs, whatever the batch.
+        These are 4 b Y D bytes over M_Y axes, and 4 b D F FLOPs, for any batch.
         """
         return self.device.intensity * self.tensor / (self.tensor_axes * self.d_ff)
 
     @property
     def weights_batch(self) -> float:
-        """The batch whose compute is as long as the gathering of the weights, 4 D F/Y bytes on M_X axes: α/(Y M_X)."""
+        """The batch whose compute takes as long as gathering the weights, 4 D F/Y bytes on M_X axes: α/(Y M_X)."""
         return self.device.intensity / (self.tensor * self.fsdp_axes)
 
     def least_batch(self, *, overlapped: bool) -> float:
         """The smallest batch, in tokens per device, that is compute-bound; infinite if none is.
 
         With the time of the compute as the unit, the weights take (α/(Y M_X))/b and the activations α Y/(M_Y F). If
-        they overlap, each has to be at most 1: b >= α/(Y M_X). If not, their sum has to be:
-        b >= α/(Y M_X)/(1 - α Y/(M_Y F)).
+        they overlap, each has to be at most 1: b >= α/(Y M_X). If not, their sum has to be at most 1: b >= α/(Y M_X)/(1
+        - α Y/(M_Y F)).
         """
         share = self.activations_share
         if overlapped:
@@ -58,16 +58,16 @@ class Mesh:
         return self.weights_batch / (1 - share) if share < 1 else math.inf
 
     def best_batch(self, *, overlapped: bool) -> float:
-        """The smallest batch with the best Y: α²/(M_X M_Y F), and four times that if the collectives take turns.
+        """The smallest batch with the best Y: α²/(M_X M_Y F), and four times as large if the collectives take turns.
 
-        If they overlap, the best Y is the largest that the activations allow, M_Y F/α. If not, Y (1 - α Y/(M_Y F)) has
-        to be the largest, whose derivative is 0 at half of that.
+        If they overlap, the best Y is the largest that the activations allow, M_Y F/α. If not, the best Y maximizes Y
+        (1 - α Y/(M_Y F)), whose derivative is 0 at half of that value.
         """
         quarter = self.device.intensity**2 / (self.fsdp_axes * self.tensor_axes * self.d_ff)
         return quarter if overlapped else 4 * quarter
 
     def pipelined_batch(self, stages: int) -> float:
-        """The least batch if the blocks are split over Z stages of X · Y devices, and the collectives overlap.
+        """The smallest batch if the blocks are split over Z stages of X · Y devices, and the collectives overlap.
 
         A device then gathers the weights of a Zth of the blocks, once for all micro-batches, while it computes as much
         per token of its b: α/(Z Y M_X).
@@ -76,7 +76,7 @@ class Mesh:
 
 
 def bubble_share(stages: int, micro_batches: int) -> float:
-    """The share of its time for which a device of a pipeline idles: (Z - 1)/(m + Z - 1) (Huang et al. 2019, GPipe).
+    """The share of time for which a pipeline's device idles: (Z - 1)/(m + Z - 1) (Huang et al. 2019, GPipe).
 
     The last stage starts Z - 1 micro-batches after the first, and each stage works on m of them.
     """

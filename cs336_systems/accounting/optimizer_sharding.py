@@ -1,8 +1,8 @@
 """Memory and communication of data parallelism with sharded training state.
 
-A rank's memory is that of parameters, gradients and optimizer state. Shares are taken to be equal, which is nearly true
-for many parameters. Communication is that of ring collectives, which send the fewest bytes possible (Patarasuk & Yuan
-2009). The stages are those of Rajbhandari et al. 2020, "ZeRO: Memory optimizations toward training trillion parameter
+A rank's memory consists of parameters, gradients and optimizer state. Shares are assumed to be equal, which is nearly
+true for many parameters. Communication uses ring collectives, which send the fewest bytes possible (Patarasuk & Yuan
+2009). The stages follow Rajbhandari et al. 2020, "ZeRO: Memory optimizations toward training trillion parameter
 models", sections 5 and 7.
 """
 
@@ -38,9 +38,9 @@ class Scheme:
     """A sharding scheme: which state is sharded, and how gradients and parameters are communicated."""
 
     shards_state: bool
-    """Whether a rank has the optimizer state of its own parameters alone, updates these, and gathers the others."""
+    """Whether a rank has only its own parameters' optimizer state, updates these parameters, and gathers the others."""
     reduces_to_owners: bool
-    """Whether the mean of a gradient goes to its parameter's owner alone (reduce-scatter), or to all (all-reduce)."""
+    """Whether a gradient's mean is sent only to its parameter's owner (reduce-scatter), or to all (all-reduce)."""
     frees_gradients: bool
     """Whether the gradients of other ranks' parameters are freed once they are reduced."""
 
@@ -69,4 +69,5 @@ SCHEMES = {
     "ZeRO-2": Scheme(shards_state=True, reduces_to_owners=True, frees_gradients=True),
 }
 """`ShardedOptimizer` after a data-parallel wrapper is the handout's sharded optimizer. With gradients from
-`ShardedGradientsDataParallel`, which frees what it has sent, it is ZeRO-2; that sends as much as ZeRO-1."""
+`ShardedGradientsDataParallel`, which frees the gradients it has sent, it is ZeRO-2, which sends as much as ZeRO-1.
+"""

@@ -1,10 +1,10 @@
 """Compute and communication of one parallel feed-forward layer, and the most devices that stay compute-bound.
 
 The layer is SwiGLU's (y = (f(x W₁) ∘ x W₂) W₃, three matrices) or has two matrices (y = f(x W₁) W₂); the elementwise
-functions are not counted. Numbers take two bytes. Compute and communication overlap, so that a strategy is limited by
-the longer of the two. Collectives are a ring's, as in `fsdp`. Sources: Rajbhandari et al. 2020 (ZeRO) and Shoeybi et
-al. 2019 (tensor parallelism) for the strategies, Austin et al. 2025 ("How to Scale Your Model", chapter 5) for the
-comparison of times.
+functions are not counted. Numbers take two bytes. Compute and communication overlap, so a strategy is limited by the
+longer of the two. Collectives are rings, as in `fsdp`. Sources: Rajbhandari et al. 2020 (ZeRO) and Shoeybi et al. 2019
+(tensor parallelism) for the strategies, Austin et al. 2025 ("How to Scale Your Model", chapter 5) for the comparison of
+times.
 """
 
 import math
@@ -52,10 +52,9 @@ class Parallel:
     def batch_limit(self) -> float:
         """The most devices of data parallelism and of FSDP, in either pass: N <= 1 + B W/C.
 
-        With m matrices, FSDP's forward pass computes 2 m B D D_FF/(N C) seconds and communicates
-        (N - 1)/N · 2 m D D_FF/W. The common factors, the layer's sizes among them, cancel: (N - 1)/W <= B/C. The
-        backward pass has twice of both, and so has that of data parallelism, whose all-reduce is as long as a gather
-        and a reduce-scatter.
+        With m matrices, FSDP's forward pass computes 2 m B D D_FF/(N C) seconds and communicates (N - 1)/N · 2 m D
+        D_FF/W. The common factors, including the layer's sizes, cancel: (N - 1)/W <= B/C. The backward pass has twice
+        as much of both, and so has data parallelism's, whose all-reduce takes as long as a gather and a reduce-scatter.
         """
         return 1 + self.layer.tokens / self.device.intensity
 
@@ -75,11 +74,11 @@ class Parallel:
     def mixed_limit(self, *, overlapped: bool) -> float:
         """The most devices of FSDP with tensor parallelism, over all splits, in the forward pass.
 
-        Over the time of the compute, the collectives take (X - 1)/a and (Y - 1)/c, where a = B W/C and
-        c = (m/2) D_FF W/C. If they overlap, each has to be at most 1, so X Y <= (1 + a)(1 + c).
-        If they do not, their sum has to be: X/a + Y/c <= 1 + 1/a + 1/c. The product of two numbers with a given sum
-        is the largest when they are equal: X Y <= (a c + a + c)²/(4 a c), a quarter of a c where both are large.
-        If that would take X or Y below 1, the other axis alone is the best.
+        Relative to the compute, the collectives take (X - 1)/a and (Y - 1)/c, where a = B W/C and c = (m/2) D_FF W/C.
+        If they overlap, each has to be at most 1, so X Y <= (1 + a)(1 + c). If they do not, their sum has to be at most
+        1: X/a + Y/c <= 1 + 1/a + 1/c. The product of two numbers with a given sum is the largest when they are equal: X
+        Y <= (a c + a + c)²/(4 a c), a quarter of a c if both are large. If X or Y would be below 1, the other axis
+        alone is the best.
         """
         a, c = self.batch_limit - 1, self.tensor_forward_limit - 1
         if overlapped:
@@ -92,8 +91,8 @@ class Parallel:
         """The size of the FSDP axis, not rounded, with which N devices communicate for the shortest time.
 
         Weights take g (X - 1)/N seconds and outputs h (N/X - 1)/N, with g = 2 m D D_FF/W and h = 4 B D/W. The first
-        grows with X, and the second falls. Their maximum is the least where they are equal, g X² + (h - g) X = h N;
-        their sum where its derivative is 0, X = √(h N/g), or at the nearer end.
+        grows with X, and the second falls. Their maximum is smallest if they are equal, g X² + (h - g) X = h N; their
+        sum if its derivative is 0, X = √(h N/g), or at the nearer end.
         """
         ratio = 2 * self.layer.activation_bytes / self.layer.weight_bytes
         if overlapped:

@@ -1,8 +1,8 @@
-"""The most memory that a rank's training step needs, by what it is for.
+"""The peak memory of a rank's training step, by purpose.
 
-The candidates are the moments of a step: the loss, each block's turn in the backward pass, and the update. At each
-there are weights, optimizer state, gradients so far, activations not yet used, and temporaries; cuBLAS's workspaces and
-what the allocator rounds up come on top.
+The candidates are the moments of a step: the loss, each block's backward pass, and the update. Each has weights,
+optimizer state, gradients so far, activations not yet used, and temporaries; cuBLAS's workspaces and the allocator's
+rounding are added.
 """
 
 import math
@@ -23,16 +23,16 @@ from cs336_systems.limits import REDUCTIONS
 WORKSPACE = 32 * MIB
 """cuBLAS's workspace of one thread and stream on Hopper and Blackwell; 8 MiB before (torch.backends.cuda)."""
 UPDATES_IN_FLIGHT = 512 * MIB
-"""Gradients whose updates may be pending under the backward pass (`cs336_systems.training.under_backward`)."""
+"""Gradients whose updates may be pending during the backward pass (`cs336_systems.training.under_backward`)."""
 REUSED = MIB // 5
-"""Mean excess of a tensor above 1 MiB that is carved out of what other tensors have left: of recorded steps."""
+"""Mean excess of a tensor above 1 MiB carved out of the remainders of other blocks, in recorded steps."""
 UNITS_IN_FLIGHT = 3
-"""Units whose gradients are on their way or incomplete in ZeRO-2."""
+"""Units whose gradients are in flight or incomplete in ZeRO-2."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """Bytes at one moment, by what they are for."""
+    """Bytes at one moment, by purpose."""
 
     parameters: int = 0
     gradients: int = 0
@@ -40,7 +40,7 @@ class Use:
     activations: int = 0
     """Kept for the backward pass."""
     weight_copies: int = 0
-    """Autocast's bf16 copies of weights; of FSDP, gathered weights."""
+    """Autocast's bf16 copies of weights; in FSDP, gathered weights."""
     temporaries: int = 0
     """Bytes that one operator or one message needs while it runs."""
     workspaces: int = 0
@@ -60,7 +60,7 @@ class Use:
 
 
 def peak(setting: Setting) -> Use:
-    """The moment of a step at which most memory is in use."""
+    """The moment of a step with the most memory in use."""
     most = max(moments(setting), key=lambda use: use.total)
     if not setting.on_gpu:
         return most
@@ -69,29 +69,29 @@ def peak(setting: Setting) -> Use:
 
 @cache  # many rows of a table share a setting
 def possible_peaks(setting: Setting) -> tuple[Use, ...]:
-    """The peaks that a step may have, the largest first: several where not the program alone decides."""
+    """The possible peaks of a step, largest first: several if the program alone does not determine it."""
     if setting.rebuilds:
         return peak(setting), peak(replace(setting, first_buckets=False))
     return (peak(setting),)
 
 
 def saved_for_backward(setting: Setting) -> int:
-    """Bytes saved for the backward pass by forward pass and loss, copies of weights included, weights not."""
+    """Bytes saved for the backward pass by forward pass and loss, including copies of weights but not the weights."""
     at_the_loss = next(moments(setting))
     return at_the_loss.activations + at_the_loss.weight_copies
 
 
 def best_segment(setting: Setting) -> int:
-    """The segment length of the lowest peak, the shortest of several."""
+    """The segment length with the lowest peak, the shortest of several."""
     lengths = range(1, setting.shape.num_layers + 1)
     return min(lengths, key=lambda length: peak(replace(setting, segment=length)).total)
 
 
 def with_fewest_recomputed(setting: Setting, capacity: float, least: int = 0) -> Setting:
-    """The fused step with as few blocks recomputed as `capacity` bytes need, but at least some.
+    """The fused step with as few recomputed blocks as `capacity` bytes allow, but at least one.
 
-    If none fits, all but one are recomputed: memory falls with each block but the last, since it needs all that a block
-    keeps anyway.
+    If none fits, all but one are recomputed: memory falls with each block except the last, since everything that a
+    block keeps is needed anyway.
     """
 
     def fits(blocks: int) -> bool:
@@ -117,10 +117,10 @@ def workspaces(setting: Setting) -> int:
 
 
 def rounding(setting: Setting, most: Use) -> int:
-    """Tensors that the allocator rounds up: weights, activations, and gradients and moments.
+    """The allocator's rounding of weights, activations, gradients and moments.
 
-    In the first step gradients and moments are carved out of what the forward pass has left, and only the rest comes
-    from new segments.
+    In the first step, gradients and moments reuse memory of the forward pass, and only the rest comes from new
+    segments.
     """
     shards = setting.ranks if setting.scheme == "FSDP" else 1
 
@@ -183,7 +183,7 @@ def _passes(setting: Setting) -> Iterator[Use]:
     for index in (None, *reversed(range(layers))):
         gradients = 0 if index is None else of_head + (layers - 1 - index) * of_block
         if setting.passes == "fused" and setting.recomputed:
-            # The blocks that come first are computed again, and what they keep anew is gone after their turn.
+            # The first blocks are recomputed, and their recomputed tensors are freed after their turn.
             inputs = min(setting.recomputed, layers if index is None else index + 1)
             saved = max(0, (layers if index is None else index + 1) - setting.recomputed)
             saved += 1 if index is not None and index < setting.recomputed else 0
@@ -210,7 +210,7 @@ def _gathered(setting: Setting) -> int:
 
 
 def _held_gradients(setting: Setting, so_far: int, whole: int) -> int:
-    """Bytes of the gradients that a rank holds when it has computed `so_far` of all bytes."""
+    """Bytes of the gradients on a rank when it has computed `so_far` of all bytes."""
     if setting.overlap:
         return min(so_far, UPDATES_IN_FLIGHT)
     match setting.scheme:
@@ -227,7 +227,7 @@ def _held_gradients(setting: Setting, so_far: int, whole: int) -> int:
 
 
 def _travelling(setting: Setting, blocks: int, of_block: int) -> int:
-    """Bytes of whole gradients that are on their way at the turn of the block that is so far from the end.
+    """Bytes of unsharded gradients in flight at a block's turn, given its distance from the end.
 
     In FSDP a block's own gradients follow after its temporaries.
     """
@@ -246,11 +246,11 @@ def _travelling(setting: Setting, blocks: int, of_block: int) -> int:
 
 
 def _inference(setting: Setting) -> Use:
-    """The widest moment of a block without a graph: in attention, in the feed-forward network, or at the head."""
+    """The largest moment of a block without a graph: in attention, in the feed-forward network, or at the head."""
     d, d_ff, tokens = setting.shape.d_model, setting.shape.d_ff, setting.tokens
     each = FP32_BYTES if setting.precision == "fp32" else BYTES["bf16"]
     stream, narrow, scores = FP32_BYTES * tokens * d, each * tokens * d, each * setting.pairs
-    # The sum and its norm; q, k, v, q and k rotated, and all three as matmuls read them; the scores and their softmax
+    # The sum and its norm; q, k, v, q and k rotated, and all three in the matmuls' layout; the scores and their softmax
     # in fp32, and the scores in bf16.
     attention = 2 * stream + 8 * narrow
     if setting.attention == "plain":
@@ -267,7 +267,7 @@ def _inference(setting: Setting) -> Use:
 
 
 def _forward(setting: Setting) -> Use:
-    """The end of a forward pass with a graph: what is kept, and the logits, which the loss reads."""
+    """The end of a forward pass with a graph: the kept tensors, and the logits, which the loss reads."""
     layers = setting.shape.num_layers
     logits = setting.tokens * setting.vocab_size
     return Use(

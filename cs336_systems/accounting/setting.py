@@ -28,37 +28,40 @@ class Setting:
     shape: ModelShape
     vocab_size: int
     batch_size: int
-    """Sequences of this rank."""
+    """Number of sequences on this rank."""
     context: int
     precision: Precision = "fp32"
     attention: Attention = "plain"
     passes: Literal["eager", "compiled", "fused"] = "eager"
-    """Norms, rotations and activations: op by op; through torch.compile; or fused kernels and linear cross-entropy."""
+    """Norms, rotary embeddings and activations: op by op; through torch.compile; or fused kernels and linear
+    cross-entropy.
+    """
     mode: Literal["train_step", "forward_backward", "forward", "inference"] = "train_step"
     segment: int = 0
-    """Consecutive blocks that keep only their input; 0: no checkpointing. Of eager passes."""
+    """Consecutive blocks that keep only their input; 0: no checkpointing. Only for eager passes."""
     recomputed: int = 0
-    """Blocks that keep only their input and attention's result. Of fused passes."""
+    """Number of blocks that keep only their input and attention's result. Only for fused passes."""
     keep_hidden: bool = True
-    """Whether fused passes keep the feed-forward networks' hidden layers, rather than compute them again."""
+    """Whether fused passes keep the feed-forward networks' hidden layers instead of recomputing them."""
     fp8: bool = False
-    """Whether the blocks' matmuls compute in FP8, with delayed scaling in fused passes. Of these and compiled ones."""
+    """Whether blocks compute matmuls in FP8, with delayed scaling in fused passes. For fused and compiled passes."""
     graph: bool = False
     """Whether the step is replayed from a CUDA graph."""
     overlap: bool = False
-    """Whether parameters are updated, and gradients freed, under the backward pass."""
+    """Whether parameters are updated, and gradients freed, during the backward pass."""
     ranks: int = 1
     scheme: Scheme = "alone"
     by_block: bool = True
-    """FSDP's unit: a block, or a layer."""
+    """FSDP's unit: a block or a layer."""
     bucket_mb: float | None = 100
-    """Of data parallelism; None: gradients stay where they are."""
+    """Bucket size of data parallelism; None: gradients stay in place."""
     rebuilds: bool = False
-    """Whether buckets are made anew at the second step, as PyTorch's DDP does."""
+    """Whether buckets are rebuilt at the second step, as in PyTorch's DDP."""
     first_buckets: bool = True
-    """Whether the first buckets are still in memory then. Recorded launches of one program differ in that, likely since
-    PyTorch's ProcessGroupNCCL holds a collective's tensors until its watchdog, which looks ten times a second, has seen
-    the collective end, and another one is called."""
+    """Whether the first buckets are still in memory then. Recorded launches of one program differ in this, likely
+    because PyTorch's ProcessGroupNCCL holds a collective's tensors until its watchdog, which polls ten times a second,
+    has seen the collective end and another one is called.
+    """
     exposed: bool = False
     """Whether communication follows the backward pass, instead of overlapping with it."""
     symmetric: bool = False
@@ -68,12 +71,12 @@ class Setting:
 
     @classmethod
     def of(cls, parameters: Any, **others: Any) -> Self:
-        """The step that the parameters of a cell, or the columns of a row, describe.
+        """The step described by a cell's parameters or a row's columns.
 
         Args:
-            parameters: values by name, with `get`: `size`, `batch_size` and `context`, and whatever else there is of
-                `vocab_size`, `precision`, `attention`, `compiled`, `segment` and `mode`.
-            others: fields that the parameters do not name, or name otherwise.
+            parameters: values by name, with `get`: `size`, `batch_size` and `context`, and optionally `vocab_size`,
+                `precision`, `attention`, `compiled`, `segment` and `mode`.
+            others: fields that the parameters do not have, or have under another name.
         """
         described: dict[str, Any] = {
             "shape": parse_size(parameters["size"]),

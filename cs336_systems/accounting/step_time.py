@@ -1,7 +1,7 @@
-"""The time of a training step as a weighted sum of its work, with weights that were fitted to recorded steps.
+"""The time of a training step as a weighted sum of its work, with weights fitted to recorded steps.
 
-A weight is how much longer a kind of work takes than at the data sheet's rate: 1.4 of matmuls is a share of 71 % of the
-dense peak. `python -m scripts.calibration.rates` fits them.
+A weight is the factor by which a kind of work takes longer than at the data sheet's rate: 1.4 for matmuls means 71 % of
+the dense peak. `python -m scripts.calibration.rates` fits them.
 """
 
 from collections.abc import Mapping
@@ -17,22 +17,24 @@ LEAST: Mapping[str, float] = {
     "kernels": 0.0,
     "flash_exponentials": 0.0,
 }
-"""The least weight that is possible, if it is not 1: nothing is faster than the data sheet, but communication hides."""
+"""The smallest possible weight, if it is not 1: nothing is faster than the data sheet, but communication can be
+hidden.
+"""
 UNKNOWN: Mapping[str, float] = {"kernels": 2e-6, "flash_exponentials": 500.0}
-"""The weight of work that no recorded step has, if it is not DEFAULT."""
+"""The weight of work that occurs in no recorded step, if it is not DEFAULT."""
 DEFAULT = 1.4
 
 
 def step_seconds(setting: Setting, rates: Rates, weights: Mapping[str, float]) -> float:
-    """Seconds for which the device works in a step: the step itself, unless the host is slower."""
+    """The device's seconds in a step: the step time, unless the host is slower."""
     return weighted(step_work(setting, rates), weights)
 
 
 def at_rates(work: Work) -> float:
-    """Seconds of some work of which each kind runs at its rate, and communication hides."""
+    """Seconds of some work if each kind runs at its rate and communication is hidden."""
     return weighted(work, {kind: LEAST.get(kind, 1.0) for kind in asdict(work)})
 
 
 def weighted(work: Work, weights: Mapping[str, float]) -> float:
-    """Seconds of some work."""
+    """Weighted seconds of some work."""
     return sum(weights[kind] * amount for kind, amount in asdict(work).items())

@@ -1,8 +1,7 @@
-"""The work of a training step, as seconds at a GPU's data-sheet rates: what a model of its time is linear in.
+"""The work of a training step in seconds at a GPU's data-sheet rates; a model of its time is linear in them.
 
-Each kind of work is divided by the rate that it would run at if nothing else limited it: matmuls by the dense peak of
-their precision, passes over memory by the bandwidth, communication by the link. `step_time` has how much longer each
-takes.
+Each kind of work is divided by the rate that limits it: matmuls by the dense peak of their precision, memory passes by
+the bandwidth, communication by the link. `step_time` has the factors by which each takes longer.
 """
 
 from dataclasses import dataclass, fields
@@ -13,18 +12,21 @@ from cs336_systems.accounting.setting import Scheme, Setting
 from cs336_systems.accounting.units import BYTES, FP32_BYTES
 
 SPLIT_UPDATE_BYTES = 26
-"""AdamW per bf16 weight: reads gradient 2, weight 2, remainder of the master 2, moments 8; writes all but the first."""
+"""AdamW bytes per bf16 weight: reads gradient 2, weight 2, remainder of the master 2, moments 8; writes all but the
+gradient.
+"""
 WHOLE_UPDATE_BYTES = 28
-"""AdamW per fp32 weight: reads gradient, weight and moments, writes weight and moments. As much per bf16 weight with a
-whole fp32 master next to it: 2 + 4 + 8 read, 2 + 4 + 8 written."""
+"""AdamW bytes per fp32 weight: reads gradient, weight and moments, writes weight and moments. The same per bf16 weight
+with a separate fp32 master: 2 + 4 + 8 read, 2 + 4 + 8 written.
+"""
 HEAD_TILE = 64
-"""Widths of attention's heads are padded to powers of two from here."""
+"""From here on, widths of attention heads are padded to powers of two."""
 DIAGONAL = 128
-"""Keys by which a kernel's tiles exceed the half of the scores that a causal mask leaves, per query."""
+"""Extra keys per query in a kernel's tiles beyond the unmasked half of the scores."""
 FP8_SPEED = 2
 """FP8's dense peak over bf16's."""
 KERNELS = {"eager": (62, 110), "compiled": (22, 34), "fused": (16, 26)}
-"""Kernels of a block's forward and backward pass, about."""
+"""Approximate number of kernels of a block's forward and backward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,30 +50,30 @@ class Work:
     fp32_matmuls: float = 0.0
     fp8_matmuls: float = 0.0
     flash_matmuls: float = 0.0
-    """Those of attention without scores in memory."""
+    """Matmuls of attention without scores in memory."""
     flash_exponentials: float = 0.0
-    """Scores of such attention, each as one FLOP of the bf16 peak."""
+    """Scores of that attention, each counted as one FLOP at the bf16 peak."""
     scores: float = 0.0
     """Passes over scores in memory."""
     eager_passes: float = 0.0
     fused_passes: float = 0.0
-    """Of fused kernels and of compiled ones."""
+    """Memory passes of fused and compiled kernels."""
     fp8_casts: float = 0.0
     """Operands of FP8 matmuls that are rounded in a pass of their own: read, once or twice, and written twice."""
     update: float = 0.0
-    """Of PyTorch's fused AdamW over fp32 weights."""
+    """Memory passes of PyTorch's fused AdamW over fp32 weights."""
     split_update: float = 0.0
-    """Of this project's, which splits fp32 masters into bf16 weights and the rest."""
+    """Memory passes of this project's AdamW, which splits fp32 masters into bf16 weights and remainders."""
     kernels: float = 0.0
-    """Their number."""
+    """Number of kernels."""
     exposed: float = 0.0
-    """Ring collectives that nothing hides."""
+    """Exposed ring collectives."""
     hidden: float = 0.0
-    """Those under the passes."""
+    """Ring collectives that overlap the passes."""
     gathered: float = 0.0
-    """FSDP's, under the passes."""
+    """FSDP's collectives, which overlap the passes."""
     symmetric: float = 0.0
-    """Transfers by copy engines under the backward pass."""
+    """Copy-engine transfers that overlap the backward pass."""
 
     def __add__(self, other: "Work") -> "Work":
         return Work(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)})
@@ -101,7 +103,7 @@ def step_work(setting: Setting, rates: Rates) -> Work:
 
 
 def linear_maps(setting: Setting) -> list[tuple[int, int]]:
-    """Inputs and outputs of a block's linear maps: fused passes pack those with one input."""
+    """Inputs and outputs of a block's linear maps: fused passes pack the maps with a common input."""
     d, d_ff = setting.shape.d_model, setting.shape.d_ff
     if setting.passes == "fused":
         return [(d, 3 * d), (d, d), (d, 2 * d_ff), (d_ff, d)]
@@ -125,7 +127,7 @@ def _each(setting: Setting) -> int:
 
 
 def block_work(setting: Setting, rates: Rates) -> tuple[Work, Work]:
-    """A block's forward and backward pass."""
+    """The work of a block's forward and backward pass."""
     matmuls = Work()
     for d_in, d_out in linear_maps(setting):
         matmuls += matmul(setting, rates, d_in, d_out, fp8=setting.fp8)
@@ -151,15 +153,15 @@ def block_work(setting: Setting, rates: Rates) -> tuple[Work, Work]:
 
 
 def pass_bytes(setting: Setting) -> tuple[int, int]:
-    """Bytes of a block's norms, rotations, additions and activations: forward and backward.
+    """Bytes of a block's norms, rotary embeddings, additions and activations: forward and backward.
 
     Eager fp32, forward, per token: a norm 28 d (square, mean, two products), q's and k's rotations 36 d each, an
     addition 12 d, copies of q, k, v and of attention's result 32 d, SwiGLU 20 d_ff. Under autocast norms stay in fp32
     and five casts follow; with bf16 weights norms cast in and out. The backward pass moves about twice as much.
 
     Fused: two residual additions with norms read 2 d and write 2 d in each direction, and the rotation of q and k reads
-    and writes 2 d; SwiGLU reads 2 d_ff and writes d_ff, and in the backward pass reads 3 d_ff and writes 2 d_ff. The
-    compiler's save and read more.
+    and writes 2 d; SwiGLU reads 2 d_ff and writes d_ff, and in the backward pass reads 3 d_ff and writes 2 d_ff.
+    Compiled passes save and read more.
     """
     d, d_ff = setting.shape.d_model, setting.shape.d_ff
     if setting.passes == "eager":
@@ -174,13 +176,13 @@ def pass_bytes(setting: Setting) -> tuple[int, int]:
     forward, backward = each * (10 * d + 3 * d_ff), each * (14 * d + 5 * d_ff)
     if setting.precision == "autocast":  # sums in fp32
         forward, backward = forward + 8 * d, backward + 8 * d
-    if setting.passes == "compiled":  # heads side by side, and rotations of their own
+    if setting.passes == "compiled":  # heads side by side, and separate rotations
         forward, backward = forward + each * 6 * d, backward + each * (6 * d + d_ff)
     return setting.tokens * forward, setting.tokens * backward
 
 
 def all_pass_bytes(setting: Setting) -> int:
-    """Bytes of norms, rotations, activations, embedding and loss if each is one pass in each direction.
+    """Bytes of norms, rotary embeddings, activations, embedding and loss if each is one pass in each direction.
 
     The last norm is like a block's. The embedding reads and writes d in each direction and fills its gradient; the loss
     reads the logits and writes their gradient.
@@ -207,7 +209,7 @@ def fp8_bytes(setting: Setting) -> tuple[int, int]:
 
 
 def attention_work(setting: Setting, rates: Rates) -> tuple[Work, Work]:
-    """Attention's forward and backward pass."""
+    """The work of attention's forward and backward pass."""
     width = setting.shape.d_model // setting.shape.num_heads
     if setting.attention == "plain":
         flops = 4 * setting.pairs * width
@@ -215,7 +217,7 @@ def attention_work(setting: Setting, rates: Rates) -> tuple[Work, Work]:
         peak = rates.fp32 if setting.precision == "fp32" else rates.bf16
         each = _each(setting)
         if setting.passes != "compiled":
-            wide = 6 if setting.precision == "autocast" else 0  # casts to fp32, and their gradients' back
+            wide = 6 if setting.precision == "autocast" else 0  # casts to fp32, and the gradients' casts back
             softmax = FP32_BYTES if setting.precision == "autocast" else each
             forward, backward = 6 * each + 2 * softmax + 2 * wide, 8 * each + 6 * softmax + 2 * wide
         else:
@@ -237,7 +239,7 @@ def head_work(setting: Setting, rates: Rates) -> tuple[Work, Work]:
     """Embedding, head and loss: forward and backward."""
     product = matmul(setting, rates, setting.shape.d_model, setting.vocab_size)
     logits = setting.tokens * setting.vocab_size
-    if setting.passes == "fused":  # One pass makes the loss and the gradients.
+    if setting.passes == "fused":  # One pass computes the loss and the gradients.
         return product + Work(fused_passes=4 * logits / rates.bandwidth), product * 2
     cast = 6 if setting.precision != "fp32" else 0
     kind = "eager_passes" if setting.passes == "eager" else "fused_passes"
@@ -261,7 +263,7 @@ def update_work(setting: Setting, rates: Rates) -> Work:
 
 
 def communication(setting: Setting, rates: Rates) -> Work:
-    """Ring collectives of a step: (N - 1)/N of what is reduced or gathered, for each direction."""
+    """Ring collectives of a step: (N - 1)/N of the reduced or gathered bytes, per direction."""
     gradients = setting.weight_bytes * setting.weights
     if setting.scheme == "FSDP":
         return Work(gathered=fully_sharded(setting).sent_in_a_step / rates.link) if setting.ranks > 1 else Work()
@@ -276,7 +278,7 @@ def communication(setting: Setting, rates: Rates) -> Work:
 
 
 def reduced_work(scheme: Scheme, seconds: float, *, overlap: bool = False) -> Work:
-    """Collectives of gradients and updated weights, if an all-reduce of the gradients takes some seconds."""
+    """Collectives of gradients and updated weights, given the seconds of an all-reduce of the gradients."""
     if scheme in ("sharded optimizer", "ZeRO-2") and not overlap:
         return Work(hidden=seconds / 2 if scheme == "ZeRO-2" else seconds, exposed=seconds / 2)
     return Work(hidden=seconds)

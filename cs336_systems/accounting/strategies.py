@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Strategy:
-    """A strategy's memory at its peak, if a block saves at least as much as its input, and its cost."""
+    """A strategy's peak memory (if a block saves at least as much as its input) and its cost."""
 
     kept: tuple[int, ...]
-    """Blocks, counted from 0, of which only the input is kept."""
+    """Blocks, counted from 0, with only their input kept."""
     saved: range
-    """Blocks with all tensors that their backward passes need, their inputs included."""
+    """Blocks with all tensors that their backward passes need, including their inputs."""
     forwards: int
     """Forward passes of blocks in a step."""
 
@@ -27,14 +27,15 @@ def keep_all(blocks: int) -> Strategy:
 
 def one_level(blocks: int, segment: int) -> Strategy:
     """Keep each segment's input, and recompute the segment with everything saved (Chen et al. 2016)."""
-    start = max(blocks // segment - 1, 0) * segment  # of the last segment that is not cut short
+    start = max(blocks // segment - 1, 0) * segment  # of the last full segment
     return Strategy(tuple(range(0, start, segment)), range(start, min(start + segment, blocks)), 2 * blocks)
 
 
 def nested(blocks: int) -> Strategy:
-    """Keep the middle's input, treat the second half likewise, then the first: the tree that halves the chain.
+    """Keep the middle block's input, treat the second half in the same way, then the first: a tree that halves the
+    chain.
 
-    A chain is run up to its middle, without saving. So the first way down the tree is the forward pass of the step.
+    A chain is run up to its middle, without saving. So the first descent of the tree is the forward pass of the step.
     """
     kept, start = [], 0
     while blocks - start > 1:
@@ -44,7 +45,7 @@ def nested(blocks: int) -> Strategy:
 
 
 def from_the_start(blocks: int) -> Strategy:
-    """Keep the first block's input alone, and run from it to each block whose turn it is."""
+    """Keep only the first block's input, and run from it to each block at its turn."""
     return Strategy((0,) if blocks > 1 else (), range(blocks - 1, blocks), blocks * (blocks + 1) // 2)
 
 

@@ -10,12 +10,12 @@ def block_parameters(shape: ModelShape) -> int:
 
 
 def parameters(shape: ModelShape, vocab_size: int) -> int:
-    """Weights of the whole model, embedding and untied head included."""
+    """Weights of the whole model, including embedding and untied head."""
     return shape.num_layers * block_parameters(shape) + 2 * vocab_size * shape.d_model + shape.d_model
 
 
 def weight_sizes(shape: ModelShape, vocab_size: int, each: int) -> list[int]:
-    """Bytes of each weight in the order of the model, `each` bytes per number; gradients arrive in reverse order."""
+    """Bytes of each weight in model order, `each` bytes per element; gradients arrive in reverse order."""
     square, wide, d, table = shape.d_model**2, shape.d_model * shape.d_ff, shape.d_model, vocab_size * shape.d_model
     block = [d, *4 * [square], d, *3 * [wide]]
     return [each * numbers for numbers in (table, *shape.num_layers * block, d, table)]
@@ -27,17 +27,17 @@ def parameter_tensors(shape: ModelShape) -> int:
 
 
 def matmul_flops(shape: ModelShape, vocab_size: int, tokens: int) -> int:
-    """Floating-point operations of a forward pass's linear maps, 2mnk each: of the blocks and of the head."""
+    """FLOPs of a forward pass's linear maps, 2mnk each: the blocks' and the head's."""
     in_blocks = shape.num_layers * (block_parameters(shape) - 2 * shape.d_model)
     return 2 * tokens * (in_blocks + vocab_size * shape.d_model)
 
 
 def forward_flops(shape: ModelShape, vocab_size: int, batch_size: int, context: int, *, causal: bool = False) -> int:
-    """Floating-point operations of a forward pass's matrix multiplies, 2mnk each.
+    """FLOPs of a forward pass's matmuls, 2mnk each.
 
-    Attention counts the whole score matrix (4 · context² · d_model per sequence and block), since plain attention
-    computes it whole, the masked half too; or, if `causal`, the half that the mask leaves. The backward pass needs
-    twice as many: one matmul per operand.
+    Attention counts the full score matrix (4 · context² · d_model per sequence and block), since plain attention also
+    computes the masked half; or, if `causal`, only the unmasked half. The backward pass needs twice as many: one matmul
+    per operand.
     """
     tokens = batch_size * context
     attention = (2 if causal else 4) * tokens * context * shape.d_model
@@ -47,7 +47,7 @@ def forward_flops(shape: ModelShape, vocab_size: int, batch_size: int, context: 
 def forward_products(shape: ModelShape) -> int:
     """Matmuls of a forward pass: per block four projections, attention's two, three of SwiGLU; the head.
 
-    The backward pass makes two for each: one for the gradient of each operand.
+    The backward pass has two for each: one for each operand's gradient.
     """
     return 9 * shape.num_layers + 1
 
@@ -55,7 +55,7 @@ def forward_products(shape: ModelShape) -> int:
 def step_flops(
     mode: str, shape: ModelShape, vocab_size: int, batch_size: int, context: int, *, causal: bool = False
 ) -> int:
-    """Matrix-multiply FLOPs of a measured step: the forward pass, or three times that with a backward pass."""
+    """Matmul FLOPs of a measured step: the forward pass, or three times that with a backward pass."""
     forward = forward_flops(shape, vocab_size, batch_size, context, causal=causal)
     return forward if mode in ("inference", "forward") else 3 * forward
 
@@ -66,7 +66,7 @@ def adamw_bytes(shape: ModelShape, vocab_size: int) -> int:
 
 
 def weight_copy_bytes(shape: ModelShape, vocab_size: int) -> int:
-    """Bytes of autocast's bf16 copies of the matmuls' weights: without the embedding's table and the norms.
+    """Bytes of autocast's bf16 copies of the matmuls' weights: excluding the embedding's table and the norms.
 
     Autograd's graph keeps each copy until the backward pass has used it.
     """

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from cs336_systems.accounting.units import BYTES, FP32_BYTES
 
 STATES = {"master weights": 1, "accumulated gradients": 1, "AdamW's two moments": 2}
-"""A weight's states in fp32, and how many numbers each has."""
+"""A weight's states in fp32, and the number of elements of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """Bytes that are divided by the number of devices, and bytes that each device holds whole."""
+    """Bytes divided by the number of devices, and bytes that each device holds in full."""
 
     sharded: float
     whole: float
 
     def least_devices(self, memory: float) -> int | None:
-        """The fewest devices with less than `memory` bytes in use on each; None if no number is enough."""
+        """The smallest number of devices with less than `memory` bytes in use on each; None if no number is enough."""
         if self.whole >= memory:
             return None
         return math.floor(self.sharded / (memory - self.whole)) + 1
