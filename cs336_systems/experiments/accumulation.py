@@ -16,9 +16,10 @@ class Accumulation(Experiment):
     accumulator: Literal["fp32", "fp16", "bf16"] = "fp32"
     """Dtype of the running sum."""
     addend: Literal["fp32", "fp16", "bf16"] = "fp32"
-    """Dtype that 0.01 is rounded to."""
+    """Dtype to which 0.01 is rounded."""
     cast: bool = False
-    """Whether the addend is cast to the accumulator's dtype before it is added (type promotion gives the same sum
-    without it, as the experiment shows)."""
+    """Whether the addend is cast to the accumulator's dtype before the addition (type promotion gives the same sum
+    without the cast, as the experiment shows).
+    """
     additions: Positive = 1000
-    """How many times 0.01 is added."""
+    """Number of additions of 0.01."""

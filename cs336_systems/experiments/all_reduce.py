@@ -17,9 +17,9 @@ class AllReduce(Experiment):
     settings: ClassVar[tuple[str, ...]] = ("warmup", "steps")
 
     backend: Literal["gloo", "nccl"] = "gloo"
-    """gloo reduces in the host's memory on any machine; nccl reduces between GPUs, one per process."""
+    """gloo reduces in host memory on any machine; nccl reduces between GPUs, one per process."""
     processes: Annotated[int, Ge(2)] = 2  # type: ignore[misc]  # a class variable of experiments that do not vary it
-    """Processes that take part."""
+    """Number of processes."""
     megabytes: Positive = 1
     """Size of each process's contribution and result; 1 MB is 10⁶ bytes."""
     warmup: NonNegative = 5

@@ -13,4 +13,4 @@ class AutocastDtypes(Experiment):
     name: ClassVar[str] = "autocast_dtypes"
 
     autocast: Literal["fp16", "bf16"] = "fp16"
-    """Dtype that autocast lowers eligible operations to; the parameters stay fp32."""
+    """Dtype to which autocast lowers eligible operations; the parameters stay fp32."""

@@ -39,14 +39,14 @@ ModelClass = Annotated[str, AfterValidator(_class_path)]
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment(metaclass=type):  # noqa: UP050 (mypy takes no other class for hashable, python/mypy#20409)
-    """Parameters of one cell. A subclass is an experiment; each field has a docstring, which is its help text."""
+    """Parameters of one cell. A subclass is an experiment; the docstring of each field is its help text."""
 
-    # Strict: a value that only looks like the right one (10.0, "64") would not survive the way to a command line.
+    # Strict: a value that only resembles the right one (10.0, "64") would not survive on a command line.
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, revalidate_instances="always")
     name: ClassVar[str]
-    """The experiment's name: its module's in `experiments` and `benchmarks`, its folder's in `results`."""
+    """The experiment's name, also of its modules in `experiments` and `benchmarks` and its folder in `results`."""
     metrics: ClassVar[Mapping[str, str]]
-    """Its metrics and their units, from METRICS; those of all experiments are in `record.measurement`."""
+    """Its metrics and their units, from METRICS; `record.measurement` has the metrics of all experiments."""
     details: ClassVar[tuple[str, ...]] = ()
     """Columns that distinguish a cell's rows of one metric, such as the name of a kernel."""
     timed: ClassVar[str] = ""
@@ -54,21 +54,23 @@ class Experiment(metaclass=type):  # noqa: UP050 (mypy takes no other class for 
     settings: ClassVar[tuple[str, ...]] = ()
     """Parameters that the report does not compare: a table or figure shows cells with one value of each."""
     numeric_tests: ClassVar[tuple[str, ...]] = ()
-    """The modules of `tests` that must pass on a machine before anything is measured there; none if the experiment
-    measures only PyTorch."""
+    """The modules of `tests` that must pass on a machine before a measurement; none if the experiment measures only
+    PyTorch.
+    """
     added_later: ClassVar[Mapping[str, Any]] = {}
-    """Parameters that earlier results lack, and the value that each had then."""
+    """Parameters that earlier results lack, and the value that each had at that time."""
     processes: ClassVar[int] = 1
-    """Processes that measure a cell together, one per GPU if there are GPUs. An experiment that varies their number has
-    a field of this name instead."""
+    """Number of processes that measure a cell together, one per GPU if there are GPUs. An experiment that varies it has
+    a field of this name instead.
+    """
 
     def __init_subclass__(cls) -> None:
-        """Look up the units of its metrics, unless it has metrics of its own."""
+        """Look up the units of its metrics, unless it defines its own metrics."""
         if "name" in vars(cls) and "metrics" not in vars(cls):
             cls.metrics = {name: metric.unit for name, metric in METRICS.get(cls.name, {}).items()}
 
     def training_steps(self) -> dict[str, Setting]:
-        """Describe each training step that a cell measures; none of another model class, which has no closed form."""
+        """Describe each training step that a cell measures; none for another model class, which has no closed form."""
         other = getattr(self, "model", "") != getattr(type(self), "model", "")
         return {} if other else dict(self.settings_of_steps())
 
@@ -83,7 +85,7 @@ class Experiment(metaclass=type):  # noqa: UP050 (mypy takes no other class for 
 
     @classmethod
     def rehearsal(cls, cell: Any) -> Any:
-        """The cell that a job starting with `cell` measures first and drops, or None.
+        """The cell that a job starting with `cell` measures first and discards, or None.
 
         It absorbs one-time costs of the process: initialization, first launches, growth of memory pools.
         """
@@ -95,8 +97,9 @@ class ModelExperiment(Experiment):
     """Parameters of a cell that runs a whole language model."""
 
     size: Size = "small"
-    """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as
-    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
+    """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or your own shape as
+    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N.
+    """
     context: Positive = 512
     """Tokens per sequence."""
     batch_size: Positive = 4
@@ -130,7 +133,7 @@ def make_cell(experiment: type[E], parameters: Mapping[str, Any]) -> E:
         raise ValueError(explain(error)) from None
 
 
-@cache  # Making one takes far longer than using it, and a plan has hundreds of cells.
+@cache  # Creating one takes far longer than using it, and a plan has hundreds of cells.
 def _adapter(experiment: type[E]) -> TypeAdapter[E]:
     return TypeAdapter(experiment)
 
@@ -146,7 +149,7 @@ def expand(experiment: type[E], grid: Mapping[str, Sequence[Any]]) -> list[E]:
 
 
 def explain(error: Exception) -> str:
-    """Explain a validation error's first complaint in one sentence: key, value, and what is allowed."""
+    """Explain a validation error's first problem in one sentence: key, value, and allowed values."""
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors()[0]
@@ -159,7 +162,7 @@ def explain(error: Exception) -> str:
 
 
 def field_docs(owner: type) -> dict[str, str]:
-    """Read the docstring under each field of a dataclass, base classes included, with what it says in `more_help`."""
+    """Read the docstring under each field of a dataclass, including base classes, with the additions in `more_help`."""
     docs: dict[str, str] = {}
     for cls in reversed(owner.__mro__[:-1]):
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body

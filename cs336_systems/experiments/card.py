@@ -1,4 +1,4 @@
-"""Parameters of the card: short measurements that tell whether a GPU, or a processor, is all right."""
+"""Parameters of the card: short measurements that show whether a GPU, or a CPU, is all right."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -8,19 +8,19 @@ from cs336_systems.experiments.base import Experiment, Positive
 
 @dataclass(frozen=True, kw_only=True)
 class Card(Experiment):
-    """Measure what a GPU reaches and the state that its driver reports meanwhile; each GPU by itself."""
+    """Measure the rates that a GPU reaches and the state that its driver reports meanwhile, one GPU at a time."""
 
     name: ClassVar[str] = "card"
     on_request: ClassVar[bool] = True
-    """It is no part of the report: measured by `snakemake card` only."""
+    """It is not part of the report: measured only by `snakemake card`."""
     details: ClassVar[tuple[str, ...]] = ("device", "work", "about")
 
     instrument: Literal["facts", "matmul", "memory", "attention", "launches", "training", "transfers", "all_reduce"] = (
         "facts"
     )
     """facts: limits, modes and error counters that the driver reports. matmul: at the models' shapes, by precision.
-    memory: copy, read and write beyond the caches. attention: forward and backward, by each library. launches: of empty
-    kernels, by the host and in a CUDA graph. training: the ladder's captured step. transfers: between host and device.
-    all_reduce: between each pair of GPUs; between two threads on a CPU."""
+    memory: copy, read and write beyond the caches. attention: forward and backward, with each library. launches: of
+    empty kernels, from the host and in a CUDA graph. training: the ladder's captured step. transfers: between host and
+    device. all_reduce: between each pair of GPUs; between two threads on a CPU."""
     milliseconds: Positive = 500
-    """How long each work is repeated for, at least."""
+    """Minimum time for which each workload is repeated."""

@@ -1,4 +1,4 @@
-"""Contenders of a comparison, described without running them."""
+"""Declarations of a comparison's contenders, without running them."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,9 +10,11 @@ from cs336_systems.accounting.peak_memory import peak
 from cs336_systems.accounting.setting import Scheme, Setting
 
 VARIATION_MB = 100
-"""The bucket size of contenders that are compared at one size only."""
+"""The bucket size of contenders that are compared at a single size."""
 PEER_COPIES = 2
-"""How often all gradients are in memory that peers reach: a wrapper's own buckets, and those that peers fill."""
+"""How many copies of all gradients are in memory that peers reach: a wrapper's own buckets, and those that peers
+fill.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +26,7 @@ class Contender:
     title: str
     """Its name in tables and figures."""
     builder: str
-    """The function that builds it, as package.module:name; imported only where it is measured."""
+    """The function that builds it, as package.module:name; imported only when it is measured."""
     foreign: bool = False
     """Whether it is a third-party library's."""
     own: bool = False
@@ -32,7 +34,7 @@ class Contender:
     tried: bool = False
     """Whether it is an experimental variation, measured only on request."""
     devices: tuple[str, ...] = ("cpu", "cuda")
-    """The devices that it runs on."""
+    """The devices on which it runs."""
     precisions: tuple[str, ...] = ("fp32", "bf16")
     """The precisions that it supports."""
 
@@ -46,24 +48,27 @@ class Declared(Contender):
     """
 
     bucket_mb: int | None = None
-    """Its bucket size, or None where it has no buckets, or only one size takes part."""
+    """Its bucket size, or None if it has no buckets or is measured at a single size."""
     scheme: Scheme | None = None
-    """The state that ranks share; of a user's own, the scheme by which its memory is estimated."""
+    """The state that ranks share; for a user's contender, the scheme used to estimate its memory."""
     by_block: bool = True
-    """Whether FSDP's unit is a block, or a layer."""
+    """Whether FSDP's unit is a block instead of a layer."""
     sends: ClosedForm = lambda cell: ()
-    """The messages of a step; none where ranks do not communicate."""
+    """The messages of a step; none if ranks do not communicate."""
     copies: float = 0.0
-    """How often, at most, it writes all gradients or weights in a step, in addition to a single rank's writes."""
+    """Maximum number of times that it writes all gradients or weights in a step, in addition to a single rank's
+    writes.
+    """
     wire: float = 1.0
     """The share of the gradients' bytes that it sends."""
     tolerance: float = 2.0**-10
     """The allowed error of a gradient, relative to the mean over the ranks. Wrong gradients are off by far more;
-    another order of additions is off by less."""
+    another order of additions by less.
+    """
     updates: bool = False
     """Whether the optimizer's step is part of its synchronization."""
     autocasts: bool = True
-    """Whether bf16 is autocast's, or that of the gathered weights."""
+    """Whether bf16 means autocast, or bf16 gathered weights."""
 
     @property
     def key(self) -> str:
@@ -72,7 +77,7 @@ class Declared(Contender):
 
     @property
     def whole_state(self) -> bool:
-        """Whether each rank updates all parameters, in a phase of its own."""
+        """Whether each rank updates all parameters, in a separate phase."""
         return self.scheme in ("alone", "data parallel") and not self.updates
 
     @property
@@ -81,7 +86,7 @@ class Declared(Contender):
         return self.scheme not in (None, "alone") and not (self.foreign or self.own or self.tried)
 
     def after_backward(self, cell: RanksCell) -> bool:
-        """Whether all messages follow the backward pass, while nothing else runs."""
+        """Whether all messages follow the backward pass, when nothing else runs."""
         sends = self.sends(cell)
         return bool(sends) and not any(sent.part == PASSES for sent in sends)
 
@@ -117,7 +122,7 @@ class Declared(Contender):
         )
 
     def needed(self, cell: RanksCell, *, on_gpu: bool) -> int:
-        """About the most bytes that a rank has in use: in a step, or while the whole model is sharded."""
+        """Approximate peak bytes on a rank: in a step, or while the model is being sharded."""
         setting = self.setting(cell, on_gpu=on_gpu)
         use = peak(setting)
         if self.scheme == "FSDP":
@@ -126,7 +131,7 @@ class Declared(Contender):
 
 
 def names_of(contenders: Sequence[Contender]) -> tuple[str, ...]:
-    """Their names; those of one name with several bucket sizes once."""
+    """Their names; a name with several bucket sizes appears once."""
     return tuple(dict.fromkeys(declared.name for declared in contenders))
 
 

@@ -24,18 +24,18 @@ from cs336_systems.experiments.contender import VARIATION_MB, Declared, contende
 from cs336_systems.implementations import parse_all
 
 PHASE_STEPS = 3
-"""Steps whose phases are timed."""
+"""Number of steps whose phases are timed."""
 HOST_STEPS = 10
-"""Steps for which the host's time to issue them is measured."""
+"""Number of steps whose issue time on the host is measured."""
 TIMELINE_PARTS = 200
-"""Equal parts of a step, for each of which the timeline says how busy the device was."""
+"""Number of equal parts of a step; the timeline has the device's busy share of each."""
 WORK = ("compute", "communication", "optimizer")
 """The kinds of work in a profiled step."""
 PARTS = tuple(dict.fromkeys(PART_OF_STEP.values()))
-"""Prefixes of the kinds of collectives: the part of the step that each belongs to."""
+"""Prefixes of the kinds of collectives: the part of the step to which each belongs."""
 PHASES = ("forward", "backward", "synchronization", "optimizer")
 BASELINE = "none"
-"""The no-communication baseline: each rank trains by itself."""
+"""The no-communication baseline: each rank trains alone."""
 BUCKETS_MB = (1, 10, 100, 1000)
 DDP_MB = 25
 """PyTorch's default; its sizes are MiB."""
@@ -81,7 +81,7 @@ CONTENDERS = (
     _ours("flat", "flat", sends=at_once, copies=1),
     _ours("overlapped", "overlapped", sends=one_by_one(PASSES)),
     *(_in_buckets("bucketed", "bucketed", mb) for mb in BUCKETS_MB),
-    # To the owner and back, each half of it; into messages, and the means.
+    # To the owner and back, half of it each; copies into messages, and the means.
     *(_in_buckets("symmetric_memory", "symmetric memory", mb, sends=to_peers(mb), copies=4) for mb in PEER_MB),
     # Divided into its buckets, and copied back.
     Declared(
@@ -100,7 +100,7 @@ CONTENDERS = (
     _varied("grouped", "grouped, no copies", copies=0),
     _varied("small_last", "small last bucket", sends=in_buckets(VARIATION_MB, last_alone=True)),
     _varied("priority", "high-priority stream"),
-    # What is sent is rounded on each rank, and when it is added and divided.
+    # The sent gradients are rounded on each rank, and again when they are added and divided.
     _varied(
         "bf16_wire",
         "bf16 on the wire",
@@ -115,7 +115,7 @@ CONTENDERS = (
 
 
 def own_next_to(contenders: Sequence[Declared]) -> AfterValidator:
-    """Make the validator of own implementations: none may have the name of another contender."""
+    """Make the validator of own implementations: none may have another contender's name."""
 
     def check(text: str) -> str:
         for own in parse_all(text):
@@ -147,13 +147,15 @@ class TrainingOnRanks(ModelExperiment):
     rounds: Positive = 2
     """Rounds of interleaved contenders, each with a new model and optimizer."""
     warmup: NonNegative = 2
-    """Steps of each turn before timing begins: in them optimizers make their state, PyTorch's wrapper rebuilds its
-    buckets, and our FSDP learns the order of layers."""
+    """Steps of each turn before timing begins: in them optimizers create their state, PyTorch's wrapper rebuilds its
+    buckets, and our FSDP records the order of layers.
+    """
     steps: Positive = 4
     """Steps timed in each turn."""
     model: ModelClass = "cs336_systems.model:TransformerLM"
-    """The model class, as package.module:Class; any class with TransformerLM's arguments will do. To be compiled, or
-    sharded by blocks, it needs these in `blocks`."""
+    """The model class, as package.module:Class; any class with TransformerLM's arguments works. To be compiled, or
+    sharded by block, it needs its blocks in `blocks`.
+    """
 
     def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
         """Describe the step of each contender."""
@@ -183,10 +185,12 @@ class DataParallelTraining(TrainingOnRanks):
     numeric_tests: ClassVar[tuple[str, ...]] = ("parallel.test_data_parallel", "verify.test_ours")
 
     compiled: bool = False
-    """Whether each Transformer block is compiled by itself, so that gradients arrive block by block, and on a GPU the
-    whole step replayed from a CUDA graph: then steps are device-bound."""
+    """Whether each Transformer block is compiled separately, so that gradients arrive block by block, and on a GPU the
+    whole step is replayed from a CUDA graph: then steps are device-bound.
+    """
     tried: bool = False
-    """Whether variations that were tried on the way to the best wrapper are measured as well."""
+    """Whether variations tried on the way to the best wrapper are also measured."""
     implementation: Annotated[str, own_next_to(CONTENDERS)] = ""
-    """Wrappers of your own that take part, as NAME=package.module:name, separated by commas. Each is called with the
-    module, and bucket_size_mb=100 if it takes that; finish_gradient_synchronization() follows the backward pass."""
+    """Your own wrappers to compare, as NAME=package.module:name, separated by commas. Each is called with the module,
+    and with bucket_size_mb=100 if it accepts that; finish_gradient_synchronization() follows the backward pass.
+    """

@@ -27,13 +27,14 @@ class EndToEnd(ModelExperiment):
     steps: Positive = 10
     """Steps timed."""
     model: ModelClass = "cs336_systems.model:TransformerLM"
-    """The model class, as package.module:Class; any class with TransformerLM's arguments will do."""
+    """The model class, as package.module:Class; any class with TransformerLM's arguments works."""
     mode: Literal["train_step", "forward_backward", "forward", "inference"] = "train_step"
     """Kind of step. inference: logits, under no_grad; forward: the forward pass and the loss, with autograd's graph;
     forward_backward: the backward pass too; train_step: AdamW's update too."""
     cold_start: bool = False
-    """Whether a job starts with its first cell at once. If not, it first measures that cell, eager and with one timed
-    step, and drops the result, so that no cell pays the one-time costs of the process."""
+    """Whether a job starts directly with its first cell. Otherwise it first measures that cell, eager and with one
+    timed step, and discards the result, so that no cell includes the process's one-time costs.
+    """
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:

@@ -11,9 +11,9 @@ from cs336_systems.experiments.contender import Contender
 from cs336_systems.implementations import parse
 
 REPLAYED = 4096
-"""Device time is taken from a replayed graph too for sequences up to this length: the host may be slower there."""
+"""Up to this sequence length, device time is also measured in a replayed graph, since the host may be slower."""
 FEW_QUERIES = 2**18
-"""With more queries than this in all sequences and heads of a batch, calls are device-bound at any length."""
+"""With more queries than this over all sequences and heads of a batch, calls are device-bound at any length."""
 HANDOUT_WARMUP, HANDOUT_REP = 1000, 10_000
 """Milliseconds of warm-up and of timed calls in the handout's protocol for its leaderboard."""
 MATMUL = 4096
@@ -24,8 +24,8 @@ MATMUL = 4096
 class AttentionContender(Contender):
     """An implementation of attention.
 
-    Its builder returns a function of q, k and v for a cell; a user's own is called with q, k, v and is_causal directly.
-    Its precisions are those that it supports on a GPU.
+    Its builder returns a function of q, k and v for a cell; a user's implementation is called directly with q, k, v and
+    is_causal. Its precisions are the ones it supports on a GPU.
     """
 
     about: str = ""
@@ -37,9 +37,9 @@ class AttentionContender(Contender):
     compiler_mode: str | None = None
     """The mode of torch.compile, if it is compiled."""
     package: str = ""
-    """The provenance column with the version of the library that only it needs."""
+    """The provenance column with the version of its library, if only it needs that library."""
     other_peak_up_to: int = 0
-    """The sequence length above which its peak memory follows a polynomial."""
+    """The sequence length above which its peak memory is a polynomial."""
     emphasized: bool = False
     """Whether figures draw it with a thick line."""
 
@@ -62,7 +62,7 @@ CONTENDERS = (
         builder=f"{_BUILDERS}:compiled_backward",
         devices=("cuda",),
         kernel="forward_kernel",
-        other_peak_up_to=256,  # where the peak comes before it has all scores
+        other_peak_up_to=256,  # where the peak is reached before all scores exist
     ),
     AttentionContender(
         name="plain",
@@ -86,7 +86,7 @@ CONTENDERS = (
         precisions=("bf16",),
         kernel="flash_fwd_",
         backend="FLASH_ATTENTION",
-        other_peak_up_to=REPLAYED,  # where its backward pass divides sequences among idle SMs, with memory for each
+        other_peak_up_to=REPLAYED,  # where its backward pass splits sequences among idle SMs, with memory for each part
     ),
     AttentionContender(
         name="sdpa_cudnn",
@@ -150,7 +150,7 @@ def contender_of(implementation: str) -> AttentionContender:
     """Look up the contender of a cell or a row.
 
     Raises:
-        ValueError: there is no such contender, in one sentence.
+        ValueError: no such contender exists, in one sentence.
     """
     if "=" in implementation:
         own = parse(implementation)
@@ -199,12 +199,13 @@ class Flash(Experiment):
     precision: Literal["fp32", "bf16"] = "bf16"
     """Dtype of the inputs; fp32 has TF32 off."""
     compiled_call: bool = False
-    """Whether the function of q, k and v runs through torch.compile, as on the leaderboard; then it is timed by the
-    handout's protocol too."""
+    """Whether the function of q, k and v runs through torch.compile, as on the leaderboard; then it is also timed under
+    the handout's protocol.
+    """
     rep: Positive = 100
     """Milliseconds of timed calls that do_bench aims for; on a CPU, ten calls are timed."""
     implementation: Annotated[str, AfterValidator(_known)] = "triton"
-    """The implementation; one of your own is called with q, k, v, [batch x heads, sequence, d], and is_causal."""
+    """The implementation; your own is called with q, k, v, [batch x heads, sequence, d], and is_causal."""
 
     @property
     def contender(self) -> AttentionContender:
@@ -213,5 +214,5 @@ class Flash(Experiment):
 
 
 def replayed(batch_size: Any, heads: Any, sequence: Any) -> Any:
-    """Whether a cell's device time is taken from a replayed graph; accepts numbers, or columns of a table."""
+    """Whether a cell's device time is measured in a replayed graph; accepts numbers, or columns of a table."""
     return (sequence <= REPLAYED) & (batch_size * heads * sequence <= FEW_QUERIES)

@@ -8,7 +8,7 @@ from cs336_systems.experiments.base import Experiment, Positive
 
 @dataclass(frozen=True, kw_only=True)
 class FlashAblation(Experiment):
-    """Time this project's attention kernels as they are, and with one design decision reverted; causal."""
+    """Time this project's attention kernels unchanged, and with one design decision reverted; causal."""
 
     name: ClassVar[str] = "flash_ablation"
     timed: ClassVar[str] = "forward"
@@ -35,7 +35,7 @@ class FlashAblation(Experiment):
         "bf16x6",
         "matrix_units",
     ] = "nothing"
-    """The reverted decision. nothing: the kernels as they are; descriptors: tiles are loaded by pointers; preprocess:
-    L and D are recomputed for every tile of keys; register_limit: no limit on registers per thread; stage: the
-    pipeline has one stage fewer; block_outer, block_inner: half as many rows per program, or per iteration; bf16x6:
+    """The reverted decision. nothing: the unchanged kernels; descriptors: tiles are loaded through pointers;
+    preprocess: L and D are recomputed for every tile of keys; register_limit: no limit on registers per thread; stage:
+    the pipeline has one stage fewer; block_outer, block_inner: half as many rows per program, or per iteration; bf16x6:
     each fp32 matmul is computed as three TF32 matmuls; matrix_units: fp32 matmuls run on the fp32 units."""

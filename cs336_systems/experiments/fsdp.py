@@ -81,11 +81,12 @@ class FullyShardedTraining(TrainingOnRanks):
 
     size: Size = "2.7B"
     precision: Literal["fp32", "bf16"] = "fp32"
-    """fp32 with TF32 off, or bf16 compute over fp32 weights: by autocast if the weights are replicated, and by
-    gathering them and reducing their gradients in bf16 if they are sharded."""
+    """fp32 with TF32 off, or bf16 compute over fp32 weights: with autocast if the weights are replicated, and by
+    gathering weights and reducing gradients in bf16 if they are sharded.
+    """
     compiled: bool = False
-    """Whether each Transformer block is compiled by itself; the step is launched call by call."""
+    """Whether each Transformer block is compiled separately; the step is launched call by call."""
     implementation: Annotated[str, own_next_to(CONTENDERS)] = ""
-    """Wrappers of your own that take part, as NAME=package.module:name, separated by commas. Each is called with the
-    module and compute_dtype; finish_gradient_synchronization() follows the backward pass. The whole weights are those
-    of gather_full_parameters() or gather_full_params(), or of its parameters."""
+    """Your own wrappers to compare, as NAME=package.module:name, separated by commas. Each is called with the module
+    and compute_dtype; finish_gradient_synchronization() follows the backward pass. Unsharded weights are read with
+    gather_full_parameters() or gather_full_params(), or from its parameters."""

@@ -8,7 +8,7 @@ from cs336_systems.experiments.base import ModelClass, ModelExperiment, NonNegat
 
 @dataclass(frozen=True, kw_only=True)
 class KernelProfile(ModelExperiment):
-    """Find the kernels (on a CPU: operators) of a language model's step, their durations, and what launched them."""
+    """Profile the kernels (on a CPU: operators) of a language model's step, their durations, and what launched them."""
 
     name: ClassVar[str] = "kernel_profile"
     details: ClassVar[tuple[str, ...]] = ("stage", "range", "category", "kernel")
@@ -24,9 +24,9 @@ class KernelProfile(ModelExperiment):
     warmup: NonNegative = 2
     """Steps run before any is timed."""
     steps: Positive = 2
-    """Steps timed without the profiler, and as many with it."""
+    """Steps timed without the profiler, and the same number with it."""
     model: ModelClass = "cs336_systems.model:TransformerLM"
-    """The model class, as package.module:Class; any class with TransformerLM's arguments will do."""
+    """The model class, as package.module:Class; any class with TransformerLM's arguments works."""
     mode: Literal["train_step", "inference"] = "train_step"
     """Kind of step. inference: logits without a graph; train_step: logits, loss, backward pass and AdamW's update."""
 

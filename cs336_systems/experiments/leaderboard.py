@@ -12,7 +12,7 @@ from cs336_systems.accounting.setting import Setting
 from cs336_systems.experiments.base import Experiment, Positive, Size
 
 AUTO = -1
-"""As few blocks as the device's memory allows."""
+"""As few recomputed blocks as the device's memory allows."""
 RANKS = 2
 """GPUs of the leaderboard."""
 RESERVE = 0.06
@@ -20,7 +20,7 @@ RESERVE = 0.06
 
 
 def usable(free: float) -> float:
-    """Bytes that a step may need, of those that a device has free."""
+    """Bytes that a step may need, given a device's free bytes."""
     return (1 - RESERVE) * free
 
 
@@ -38,14 +38,16 @@ class Leaderboard(Experiment):
     )
 
     part: Literal["step", "rank", "one_card"] = "step"
-    """step: the whole step, on all processes. rank: what each of two ranks does, without the other: all layers on its
+    """step: the whole step, on all processes. rank: the work of one of two ranks without the other: all layers on its
     own sequences, the loss, and the update of half of the weights. one_card: the same with the update of all weights,
-    which is a whole step with half of the sequences."""
+    which is a full step with half of the sequences.
+    """
     processes: Annotated[int, Ge(1), Le(2)] = 2  # type: ignore[misc]  # a class variable of experiments that do not vary it
-    """Processes that measure together, one per GPU where there are GPUs; only in a step do they communicate."""
+    """Number of processes that measure together, one per GPU if there are GPUs; they communicate only in a step."""
     size: Size = "8B:d_model=4096,d_ff=11008,num_layers=34,num_heads=32"
-    """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as
-    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
+    """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or your own shape as
+    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N.
+    """
     context: Positive = 32_768
     """Tokens per sequence."""
     batch_size: Positive = 1
@@ -53,7 +55,7 @@ class Leaderboard(Experiment):
     vocab_size: Positive = 151_936
     """Rows of the embedding and of the output head."""
     recomputed: Annotated[int, Ge(AUTO)] = AUTO
-    """Blocks that are computed again in the backward pass, except for attention; -1: as few as memory allows."""
+    """Blocks recomputed in the backward pass, except attention; -1: as few as memory allows."""
     warmup: Positive = 1
     """Steps run before timing begins; the first one ends the cold start."""
     steps: Positive = 3
@@ -65,7 +67,7 @@ class Leaderboard(Experiment):
         return {"step": self.processes, "rank": RANKS, "one_card": 1}[self.part]
 
     def setting(self, free: float = 0.0, *, on_gpu: bool = True) -> Setting:
-        """A rank's step; if `recomputed` is AUTO, with as few of these blocks as `free` bytes need."""
+        """A rank's step; if `recomputed` is AUTO, with as few recomputed blocks as `free` bytes allow."""
         step = Setting.of(vars(self), **FUSED, ranks=self.ranks, on_gpu=on_gpu)
         if self.recomputed == AUTO:
             return with_fewest_recomputed(step, usable(free))

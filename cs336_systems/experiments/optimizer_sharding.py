@@ -13,8 +13,9 @@ from cs336_systems.experiments.data_parallel import BUILDERS, DDP_MB, PARTS, WOR
 HELD = ("parameters", "gradients", "optimizer_state")
 """Categories in which a rank's memory is counted, tensor by tensor."""
 MOMENTS = ("initialized", "before_update", "after_update")
-"""Moments at which memory is measured: after model, wrapper and optimizer are made; and in a step after the first,
-before and after the optimizer's update."""
+"""Moments at which memory is measured: after model, wrapper and optimizer are created; and in a step after the first,
+before and after the optimizer's update.
+"""
 REDUCED = in_buckets(VARIATION_MB)
 SCATTERED = by_owners(PASSES, ("reduce_scatter", "reduce"), VARIATION_MB)
 SHARED = by_owners(UPDATE, ("all_gather", "broadcast"), VARIATION_MB)
@@ -88,12 +89,12 @@ class OptimizerSharding(TrainingOnRanks):
     numeric_tests: ClassVar[tuple[str, ...]] = ("parallel.test_data_parallel", "parallel.test_sharded_optimizer")
 
     implementation: Annotated[str, own_next_to(CONTENDERS)] = ""
-    """Sharded optimizers of your own that take part, as NAME=package.module:name, separated by commas. Each is called
-    with the parameters, AdamW's class and its arguments; gradients are averaged by this project's bucketed wrapper."""
+    """Your own sharded optimizers to compare, as NAME=package.module:name, separated by commas. Each is called with the
+    parameters, AdamW's class and its arguments; gradients are averaged by this project's bucketed wrapper."""
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:
-        """Count samples: one per rank for memory, else as for all training on several ranks."""
+        """Count samples: one per rank for memory, otherwise as in all training on several ranks."""
         if metric in ("held", "allocated", "peak_memory"):
             return cell.processes
         return super().planned_samples(cell, metric)

@@ -1,4 +1,4 @@
-"""Every experiment by name, found among the modules of this package: to add one is to add its module."""
+"""Every experiment by name, discovered among the modules of this package: to add one, add its module."""
 
 import importlib
 from collections import ChainMap
@@ -19,7 +19,7 @@ def _experiments() -> Iterator[type[Experiment]]:
 EXPERIMENTS: dict[str, type[Experiment]] = {}
 """The experiments of the report."""
 ON_REQUEST: dict[str, type[Experiment]] = {}
-"""Those that are measured only when they are asked for by name: they say `on_request`."""
+"""Experiments that are measured only when requested by name: they set `on_request`."""
 KINDS: Mapping[str, type[Experiment]] = ChainMap(EXPERIMENTS, ON_REQUEST)
 """All of them."""
 for _kind in filter(lambda kind: "name" in vars(kind), _experiments()):  # no base class

@@ -23,18 +23,19 @@ class Rung:
     attention: Literal["plain", "flash"] = "plain"
     """flash: this project's kernels."""
     passes: Literal["eager", "compiled", "fused"] = "eager"
-    """Norms, rotations and activations: op by op; blocks through torch.compile, one by one; or fused kernels, with
-    packed matmuls and a linear cross-entropy in chunks."""
+    """Norms, rotary embeddings and activations: op by op; blocks through torch.compile, one by one; or fused kernels,
+    with packed matmuls and a chunked linear cross-entropy.
+    """
     graph: bool = False
     """Whether the whole step is replayed from a CUDA graph."""
     overlap: bool = False
-    """Whether parameters are updated under the backward pass."""
+    """Whether parameters are updated during the backward pass."""
     fp8: bool = False
-    """Whether the blocks' matmuls compute in FP8 with delayed scaling, the head's not."""
+    """Whether the blocks' matmuls, but not the head's, compute in FP8 with delayed scaling."""
     checkpoint: bool = False
-    """Whether blocks keep only their input and attention's result, and compute the rest again."""
+    """Whether blocks keep only their input and attention's result, and recompute the rest."""
     wrapper: Literal["", "data_parallel", "sharded_optimizer", "fsdp"] = ""
-    """How several processes train one model; empty: each has its own."""
+    """How several processes train one model; empty: each process has its own model."""
     without: str = ""
     """The rung that is taken out of the top; empty on the ladder itself."""
 
@@ -47,7 +48,7 @@ class Rung:
 
     @property
     def apart(self) -> "Rung":
-        """The same with the update after the backward pass, call by call."""
+        """The same with the update after the backward pass, not captured."""
         return replace(self, graph=False, overlap=False)
 
 
@@ -57,7 +58,7 @@ WRAPPERS: Mapping[str, Mapping[str, Any]] = {
     "sharded_optimizer": {"scheme": "sharded optimizer", "overlap": True},
     "fsdp": {"scheme": "FSDP"},
 }
-"""How a step differs under each wrapper. The sharded optimizer's shares are updated under the backward pass."""
+"""How a step differs under each wrapper. The sharded optimizer's shares are updated during the backward pass."""
 FIRST = Rung(name="fp32", title="fp32, eager")
 _AUTOCAST = replace(FIRST, name="autocast", title="bf16 autocast", precision="autocast")
 _ATTENTION = replace(_AUTOCAST, name="attention", title="our attention", attention="flash")
@@ -66,9 +67,9 @@ _COMPILED = replace(_MASTERS, name="compiled", title="blocks compiled", passes="
 _FUSED = replace(_MASTERS, name="fused", title="fused passes and loss", passes="fused")
 _GRAPH = replace(_FUSED, name="graph", title="CUDA graph", graph=True)
 TOP = replace(_GRAPH, name="overlap", title="update under backward", overlap=True)
-"""The last rung, with all that is exact."""
+"""The last rung, with everything that is exact."""
 LADDER = (FIRST, _AUTOCAST, _ATTENTION, _MASTERS, _COMPILED, _FUSED, _GRAPH, TOP)
-"""The rungs in order: each adds to the one before it; fused passes replace the compiler."""
+"""The rungs in order: each adds to the previous one; fused passes replace the compiler."""
 FP8 = replace(TOP, name="fp8", title="FP8 matmuls", fp8=True)
 """Apart from the ladder: its matmuls are less exact."""
 CHECKPOINT = replace(TOP, name="checkpoint", title="blocks recomputed", checkpoint=True)
@@ -79,19 +80,19 @@ LEFT_OUT = (
     replace(TOP, name="no_fused", title="blocks compiled", passes="compiled", without="fused"),
     replace(TOP, name="no_graph", title="no CUDA graph", graph=False, without="graph"),
 )
-"""The top without one rung each; without the update under the backward pass it is the rung before it."""
+"""The top with one rung left out each; without the update during the backward pass it is the previous rung."""
 _CALL_BY_CALL = replace(TOP, graph=False, overlap=False)
 WRAPPED = (
     replace(_CALL_BY_CALL, name="data_parallel", title="data-parallel wrapper", wrapper="data_parallel"),
     replace(_CALL_BY_CALL, name="sharded", title="sharded optimizer", wrapper="sharded_optimizer"),
-    # Shards are fp32 and gathered in bf16. A gathered weight has memory of its own, so no matmuls are packed.
+    # Shards are fp32 and gathered in bf16. A gathered weight has its own memory, so no matmuls are packed.
     replace(_COMPILED, name="fsdp", title="FSDP", precision="autocast", wrapper="fsdp"),
 )
 """The fastest step of several processes under each wrapper."""
 RUNGS: Mapping[str, Rung] = {rung.name: rung for rung in (*LADDER, FP8, CHECKPOINT, *LEFT_OUT, *WRAPPED)}
 """All rungs by name."""
 ALONE = tuple(rung for rung in RUNGS.values() if not rung.wrapper)
-"""Those of a single process."""
+"""Rungs of a single process."""
 GROUPS: Mapping[str, tuple[Rung, ...]] = {
     "ladder": LADDER,
     "all": ALONE,
@@ -107,7 +108,7 @@ def rungs_of(text: str) -> tuple[Rung, ...]:
     ['fp32', 'graph']
 
     Raises:
-        ValueError: there is no such rung.
+        ValueError: no such rung exists.
     """
     found: dict[str, Rung] = {}
     for name in text.split(","):
@@ -136,7 +137,7 @@ def _known_rungs(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingLadder(Experiment):
-    """Time a training step from the first setting to the fastest, and what its parts take alone on this device."""
+    """Time a training step from the first setting to the fastest, and its parts alone on this device."""
 
     name: ClassVar[str] = "training_ladder"
     details: ClassVar[tuple[str, ...]] = ("rung", "work")
@@ -160,8 +161,9 @@ class TrainingLadder(Experiment):
     )
 
     size: Size = "small"
-    """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as
-    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
+    """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or your own shape as
+    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N.
+    """
     batch_size: Positive = 4
     """Sequences per batch."""
     context: Positive = 512
@@ -174,14 +176,15 @@ class TrainingLadder(Experiment):
     """steps: times of steps, and of a step's parts alone; training: losses after training, and gradients; processes:
     times of steps of several processes, each on its own sequences."""
     processes: Annotated[int, Ge(1)] = 1  # type: ignore[misc]  # a class variable of experiments that do not vary it
-    """Processes that measure together, one per GPU where there are GPUs."""
+    """Number of processes that measure together, one per GPU if there are GPUs."""
     warmup: NonNegative = 2
     """Steps run before timing begins, in addition to those before a CUDA graph is captured."""
     steps: Positive = 9
-    """Steps timed on a CPU, fewer where they take long; on a GPU a step runs until its time has settled. Of part
-    training: steps of training."""
+    """Steps timed on a CPU, fewer if they are slow; on a GPU a step runs until steady state. For part training:
+    training steps.
+    """
 
     def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
-        """Describe the step of each rung, where steps are timed."""
+        """Describe the step of each rung, if steps are timed."""
         for rung in rungs_of(self.rungs) if self.part in ("steps", "processes") else ():
             yield rung.name, rung.setting(vars(self), self.processes)
