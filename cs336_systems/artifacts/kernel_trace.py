@@ -26,11 +26,13 @@ from cs336_systems.measure.trace import WHOLE, Event, attribute
 from cs336_systems.record.measurement import Measurement
 
 RECORDED_STEPS = 3
-"""Steps that are recorded, of which the last is kept: under the profiler the first launches of each kernel are slow."""
+"""Number of recorded steps, of which the last is kept: under the profiler the first launches of each kernel are
+slow.
+"""
 
 
 def last_step(events: Sequence[Event]) -> list[Event]:
-    """The events of the last of several recorded steps, and those that name processes and threads."""
+    """The events of the last recorded step, and those that name processes and threads."""
     stages = attribute(events).stages
     start = next(stage.start for stage in stages if stage.step == stages[-1].step)
     return [event for event in events if event["ph"] == NAMES or event["ts"] >= start]

@@ -21,7 +21,9 @@ from cs336_systems.record.measurement import Measurement
 
 
 def write_snapshot(cell: MemoryProfile, device: torch.device, output: Path) -> str:
-    """Write the allocator's snapshot of one step after warm-up; returns why there is none, or an empty text."""
+    """Write the allocator's snapshot of one step after warm-up; return the reason if there is none, or an empty
+    string.
+    """
 
     def snapshot(cell: MemoryProfile, device: torch.device) -> list[Measurement]:
         require_history(device)

@@ -1,4 +1,4 @@
-"""Have Nsight Systems profile one step, where it is installed.
+"""Profile one step with Nsight Systems, if it is installed.
 
 Launch: python -m cs336_systems.artifacts.nsys --size small --precision bf16 --output training_step.nsys-rep
 """

@@ -21,7 +21,7 @@ E = TypeVar("E", KernelProfile, MemoryProfile, TrainingLadder)
 
 @dataclass(frozen=True, kw_only=True)
 class ArtifactOptions:
-    """The options of an artifact besides its step."""
+    """The options of an artifact in addition to its step."""
 
     output: Path
     """File to write."""

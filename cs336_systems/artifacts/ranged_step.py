@@ -18,7 +18,7 @@ from cs336_systems.ranges import listening
 
 @contextlib.contextmanager
 def captured(device: torch.device) -> Iterator[None]:
-    """Start and stop the CUDA profiler around the code that a waiting profiler captures."""
+    """Start and stop the CUDA profiler around the code for a waiting profiler to capture."""
     if device.type != "cuda":
         yield
         return

@@ -1,10 +1,10 @@
-"""Compare two result folders cell by cell, or two files of times of another tool.
+"""Compare two result folders cell by cell, or two files of another tool's times.
 
 Launch: python -m cs336_systems.compare A B [--fail-if-slower 5%] [--price 3.50] [--json FILE] [--csv FILE]
 
 A and B are result folders or labels: two machines, two drivers or PyTorch versions, two commits; or files of nvbench or
-pytest-benchmark, or CSV files with the columns name and seconds. Exit status: 0; 1 if --fail-if-slower found a time; 2
-for bad input.
+pytest-benchmark, or CSV files with the columns name and seconds. Exit status: 0; 1 if --fail-if-slower applies to a
+time; 2 for bad input.
 """
 
 import argparse
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class OneSentence(argparse.ArgumentParser):
-    """A parser whose complaint is one line, without the usage."""
+    """A parser whose error is one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2."""
@@ -68,7 +68,7 @@ def compared(options: argparse.Namespace) -> "Comparison":
     """Read both sides and compare them.
 
     Raises:
-        ValueError: they cannot be compared, or an output would be written over what is read, in one sentence.
+        ValueError: they cannot be compared, or an output would overwrite an input, in one sentence.
     """
     from cs336_systems.compare.comparison import compare, compare_samples
     from cs336_systems.compare.results import read_results
@@ -95,10 +95,9 @@ def compared(options: argparse.Namespace) -> "Comparison":
 
 
 def refuse_outputs(options: argparse.Namespace, *read: Path) -> None:
-    """Refuse to write over what was read, or both outputs into one file.
+    """Refuse to overwrite an input, or to write both outputs into one file.
 
-    Raises:
-        ValueError: the options ask for it, in one sentence.
+    Raises: ValueError: the options request it, in one sentence.
     """
     outputs = {name: getattr(options, name) for name in ("json", "csv") if getattr(options, name)}
     if len({path.resolve() for path in outputs.values()}) < len(outputs):

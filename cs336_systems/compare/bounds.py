@@ -1,7 +1,7 @@
 """The resource that bounds a cell's time: matmul, memory, communication, the host, or unknown.
 
-Only instruments and closed forms decide: how long the device is busy in a step, how much communication its profile has
-exposed, the categories of its kernels, and its FLOPs over its bytes against the GPU's peaks.
+Only instruments and closed forms decide: the device's busy time in a step, the exposed communication in its profile,
+the categories of its kernels, and its FLOPs per byte against the GPU's peaks.
 """
 
 from collections import defaultdict
@@ -27,7 +27,7 @@ Bound = Literal["matmul", "memory", "communication", "host", "unknown"]
 EXPOSED = 0.1
 """Communication with a larger share of a step, not hidden behind compute, bounds it."""
 WELL_USED = 0.5
-"""Matmuls at a larger share of their peak rate bound a step; a device that reaches it does not wait for the host."""
+"""If matmuls reach a larger share of their peak rate, they bound the step; such a device does not wait for the host."""
 CATEGORY_BOUND: Mapping[str, Bound] = {
     "matmul": "matmul",
     "attention": "matmul",
@@ -58,13 +58,13 @@ STAGES_OF: Mapping[str, tuple[str, ...]] = {
 PROGRAM = ("size", "context", "batch_size", "vocab_size", "precision", "compiled", "attention", "model")
 Profiles = Mapping[tuple[Any, ...], Bound]
 ON_DEVICE = ("kernel", "graph", "handout", "floor", "copy_speed", "matmul_rate")
-"""Metrics that hold the device's time alone."""
+"""Metrics of pure device time."""
 
 
 def bound(cell: Cell, row: Row, profiles: Profiles = MappingProxyType({})) -> Bound:
-    """The resource that bounds a row's time; unknown where no instrument tells, and on a CPU.
+    """The resource that bounds a row's time; unknown if no instrument shows it, and on a CPU.
 
-    `profiles` are those of the run, as `profiles_of` gives them.
+    `profiles` are the run's, from `profiles_of`.
     """
     if not row.gpu:
         return "unknown"
@@ -89,7 +89,7 @@ def bound(cell: Cell, row: Row, profiles: Profiles = MappingProxyType({})) -> Bo
 
 
 def profiles_of(cells: Iterable[Cell]) -> Profiles:
-    """The bound of each pass of a step that `kernel_profile` has profiled: the kernels with most time."""
+    """The bound of each pass of a step that `kernel_profile` has profiled: the kernels that take the most time."""
     found: dict[tuple[Any, ...], Bound] = {}
     for cell in cells:
         kernels = [row for row in cell.rows if row.metric == "kernel" and row.status == "ok"]
@@ -106,17 +106,17 @@ def profiles_of(cells: Iterable[Cell]) -> Profiles:
 
 
 def program(row: Any) -> tuple[Any, ...]:
-    """The columns in which two training steps are the same program, whichever experiment runs it."""
+    """The columns that identify a training step's program, independent of the experiment."""
     return tuple(getattr(row, name, None) for name in PROGRAM)
 
 
 def device_bound(cell: Cell, row: Row) -> bool | None:
-    """Whether the device sets a row's pace, not the host; None where no instrument tells."""
+    """Whether a row is device-bound, not host-bound; None if no instrument shows it."""
     if row.metric in ("host", "launch_rate"):
         return False
     if cell.experiment is Card:
         return True
-    if cell.experiment is AllReduce:  # Gloo's are the processor's, next to whichever GPU.
+    if cell.experiment is AllReduce:  # Gloo's collectives run on the CPU, next to any GPU.
         return bool(getattr(row, "gpu_count", 0))
     if row.metric in ON_DEVICE or row.metric.endswith("_busy"):
         return True
@@ -133,7 +133,7 @@ def device_bound(cell: Cell, row: Row) -> bool | None:
 
 
 def busy_share(cell: Cell, row: Row) -> float | None:
-    """The share of a row's time in which the device works, where it was profiled."""
+    """The share of a row's time in which the device is busy, if it was profiled."""
     if not row.median:
         return None
     if cell.experiment.name == "flash":
@@ -141,21 +141,21 @@ def busy_share(cell: Cell, row: Row) -> float | None:
         return graph / both if graph and both else None
     profiled = cell.median("timeline_length", row)
     busy = cell.median(f"{row.metric}_busy", row) or (cell.median("device_busy", row) if row.metric == "step" else None)
-    # With the profiler, a step takes longer, and the device waits for it too.
+    # With the profiler, a step takes longer, and the device also waits for it.
     return busy / (profiled or row.median) if busy else None
 
 
 def exposed_communication(cell: Cell, row: Row) -> float:
-    """The share of a profiled step in which collectives run and nothing else does."""
+    """The share of a profiled step in which only collectives run."""
     busy, compute = cell.median("device_busy", row), cell.median("compute", row)
     length = cell.median("timeline_length", row)
     return (busy - compute) / length if busy and compute and length else 0.0
 
 
 def attention_bound(row: Any) -> Bound:
-    """Attention by its FLOPs per byte: the ridge of the roofline divides matmul from memory.
+    """Classify attention by its FLOPs per byte: the roofline's ridge separates matmul from memory.
 
-    Kernels that fuse it read and write only vectors; plain attention also moves its scores, twice in a pass at least.
+    Fused kernels read and write only vectors; plain attention also moves its scores, at least twice per pass.
     """
     gpu = gpu_of(row.gpu)
     if gpu is None:
@@ -169,7 +169,9 @@ def attention_bound(row: Any) -> Bound:
 
 
 def utilization(row: Any) -> float | None:
-    """Matmul FLOPs of a model's step or pass over its time and the GPU's dense peak; None where one is not known."""
+    """Matmul FLOPs of a model's step or pass, divided by its time and the GPU's dense peak; None if one is not
+    known.
+    """
     gpu = gpu_of(row.gpu)
     if gpu is None or not all(hasattr(row, name) for name in ("size", "vocab_size", "batch_size", "context")):
         return None

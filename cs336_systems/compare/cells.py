@@ -1,4 +1,4 @@
-"""Cells that two runs both measured: which rows are compared, and which must not meet."""
+"""Cells that both runs measured: which rows may be compared, and which may not."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,12 +21,12 @@ ALSO_COMPARED: Mapping[str, tuple[str, ...]] = {
     "kernel_profile": ("kernel",),
     "training_ladder": ("device_busy", "floor", "copy_speed", "matmul_rate"),
 }
-"""Metrics that are compared, of those that are not timed by themselves."""
+"""Metrics that are compared although they are not timed separately."""
 RATES = ("GB/s", "TFLOP/s", "1/s")
 LARGE_KERNEL = 0.01
-"""Kernels with a smaller share of their step's kernel time are not compared one by one."""
+"""Kernels with a smaller share of their step's kernel time are not compared individually."""
 TOGETHER = "others ("
-"""Begins the name in a row of several kernels that take little time."""
+"""Prefix of the name in a row of several short kernels."""
 
 KNOWN_BY = ("size", "context", "precision", "sequence", "d")
 """Parameters that a cell's name always has."""
@@ -43,7 +43,9 @@ class Cell:
 
     @property
     def key(self) -> Key:
-        """The values two cells must share to be compared: parameters, seed, number of GPUs and nodes, and dtypes."""
+        """The values that two cells must share to be compared: parameters, seed, number of GPUs and nodes, and
+        dtypes.
+        """
         row = self.rows[0]
         place = [getattr(row, name) for name in ("seed", "gpu_count", "nodes", "tf32")]
         dtypes = sorted((each.metric, self.details(each), each.value) for each in self.rows if each.unit == "dtype")
@@ -51,7 +53,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The experiment, and each parameter that is not the default or that readers know a cell by, in words."""
+        """The experiment, and each parameter that is not the default or is always shown, in words."""
         row, words = self.rows[0], []
         for field in dataclasses.fields(self.experiment):
             value = getattr(row, field.name)
@@ -67,7 +69,7 @@ class Cell:
         return tuple(getattr(row, name) for name in self.experiment.details)
 
     def median(self, metric: str, like: Row | None = None) -> float | None:
-        """The median of a metric of the cell, of the rows with the details of another row."""
+        """The median of a metric of the cell, from the row with the details of another row."""
         wanted = self.details(like) if like else None
         found = [row for row in self.rows if row.metric == metric and row.status == "ok"]
         return next((row.median for row in found if wanted is None or self.details(row) == wanted), None)
@@ -96,7 +98,7 @@ class Cell:
             clock_drop=max(0.0, 1 - clock / top_clock) if clock and top_clock else 0.0,
             is_ms=row.unit in SECONDS,
         )
-        if time.n < row.n and row.std and row.mean:  # Samples that were not kept.
+        if time.n < row.n and row.std and row.mean:  # The samples were not kept.
             return dataclasses.replace(time, n=row.n, spread=row.std / row.mean)
         return time
 
@@ -122,6 +124,6 @@ def cells_of(rows: Iterable[Row]) -> dict[Key, Cell]:
 
 
 def top_clock(cells: Iterable[Cell]) -> float | None:
-    """The highest clock at which a GPU's SMs ran during a run, MHz."""
+    """The highest SM clock during a run, MHz."""
     clocks = [row.p80 for cell in cells for row in cell.rows if row.metric == SM_CLOCK and row.p80]
     return max(clocks, default=None)

@@ -17,12 +17,13 @@ from cs336_systems.record.validation import Row
 STATED = ("gpu", "cpu", "driver", "cuda", "cudnn", "torch", "triton", "flash_attn", "python", "git_commit")
 """Provenance whose differences are stated first."""
 VERSIONS = ("gpu", "cpu", "driver", "cuda", "cudnn", "torch", "torch_files", "triton", "python")
-"""With the digest of the code, what makes two rows the same program on the same kind of machine."""
+"""Columns that, with the code's digest, identify the same program on the same kind of machine."""
 HOST_SETS_PACE = "host-bound: the host's speed changes from run to run by more than any verdict could tell"
 COMMIT_CHARACTERS, MOST_LISTED = 10, 3
 CPU_SHARES, CPU_TAIL, QUIET = (0.5, 0.9), 2.0, 0.02
-"""On a CPU, honest cells alone decide: the calibrated one was loaded by others, and most are not. Loads that come and
-go spare most cells, so the tail counts, and twice what it shows; the factor is 0.02 at least."""
+"""On a CPU, only unchanged cells decide: the calibrated machine was loaded by other programs, and most are not.
+Temporary loads leave most cells unaffected, so the tail counts, at twice its value; the factor is at least 0.02.
+"""
 NOT_CALIBRATED = "bound by communication, of which no two honest runs are recorded to calibrate with"
 NOT_KNOWN = "no instrument tells whether the host or the device sets its pace"
 
@@ -45,13 +46,13 @@ class Compared:
     reason: str = ""
     """Why it cannot be decided."""
     same_code: bool
-    """Whether both rows have one digest of their code."""
+    """Whether both rows have the same digest of their code."""
     cost_a: Cost | None = None
     cost_b: Cost | None = None
 
     @property
     def judged(self) -> bool:
-        """Whether the statistics decided: not what is host-bound, or known too little."""
+        """Whether the statistics decided: false for host-bound rows and rows with too little information."""
         return self.reason not in (HOST_SETS_PACE, NOT_CALIBRATED, NOT_KNOWN)
 
     @property
@@ -73,9 +74,9 @@ class Comparison:
     stated: Mapping[str, tuple[str, str]]
     """Columns that differ between the runs, with the values of both."""
     code: Mapping[str, bool]
-    """By experiment, whether both runs measured it with one digest of the code."""
+    """By experiment, whether both runs measured it with the same digest of the code."""
     widened: float
-    """Factor on all intervals: how much more than calibrated the cells of unchanged code differ."""
+    """Factor on all intervals: how much more the cells of unchanged code differ than calibrated."""
     level: float
     margin: float
 
@@ -84,7 +85,7 @@ class Comparison:
         return sum(cell.verdict == verdict for cell in self.cells)
 
     def slower_by(self, share: float) -> list[Compared]:
-        """The cells whose verdict is slower, and whose time grew by a share at least; the slowest first."""
+        """The cells whose verdict is slower and whose time grew by at least the given share, slowest first."""
         found = [cell for cell in self.cells if cell.verdict == SLOWER and cell.difference.ratio >= 1 + share]
         return sorted(found, key=lambda cell: -cell.difference.ratio)
 
@@ -101,7 +102,7 @@ def compare(
     """Compare two runs; prices are per GPU-hour.
 
     Raises:
-        ValueError: they are one folder, or have no common cell, in one sentence.
+        ValueError: they are the same folder, or have no common cell, in one sentence.
     """
     if a.raw.resolve() == b.raw.resolve():
         raise ValueError(f"{a.name} and {b.name} are the same folder, {a.raw}; allowed: two folders")
@@ -141,11 +142,10 @@ def compare_samples(
 ) -> Comparison:
     """Compare two files of another tool.
 
-    Nothing says which of their times are of unchanged code. If there are enough, most are taken to be: their
+    They do not show which times are of unchanged code. If there are enough times, most are assumed to be: their
     differences show how far runs on this machine differ.
 
-    Raises:
-        ValueError: they are one file, or have no common name, in one sentence.
+    Raises: ValueError: they are the same file, or have no common name, in one sentence.
     """
     if a.path.resolve() == b.path.resolve():
         raise ValueError(f"{a.name} and {b.name} are the same file; allowed: two files")
@@ -186,7 +186,7 @@ def compare_samples(
 
 
 def factor(unchanged: Sequence[Difference], *, on_gpu: bool) -> float:
-    """The factor on all intervals that times of unchanged code ask for."""
+    """The factor on all intervals required by times of unchanged code."""
     return max(1.0, widening(unchanged)) if on_gpu else max(QUIET, CPU_TAIL * widening(unchanged, CPU_SHARES))
 
 
@@ -199,14 +199,16 @@ def decided(rough: Sequence[Compared], widened: float, margin: float, level: flo
 
 
 def matched(a: Cell, b: Cell) -> list[tuple[Cell, Row, Cell, Row]]:
-    """The rows of two cells that are compared: same metric, unit and details."""
+    """The rows of two cells to compare: same metric, unit and details."""
     others = {(row.metric, row.unit, b.details(row)): row for row in b.compared()}
     found = [(row, others.get((row.metric, row.unit, a.details(row)))) for row in a.compared()]
     return [(a, row, b, other) for row, other in found if other is not None]
 
 
 def unchanged(a: Cell, row_a: Row, b: Cell, row_b: Row) -> bool:
-    """Whether two rows are of two runs of one program on one kind of machine: they tell how far honest runs differ."""
+    """Whether two rows are runs of the same program on the same kind of machine: they show how far unchanged runs
+    differ.
+    """
     same = all(getattr(row_a, name) == getattr(row_b, name) for name in ("revisions", *VERSIONS))
     return same and getattr(row_a, "utc", "") != getattr(row_b, "utc", "")
 
@@ -220,7 +222,7 @@ def compared(
     profiles: tuple[Profiles, Profiles],
     model: RunToRun,
 ) -> Compared:
-    """A time of a cell in both runs, with the reason why it cannot be judged, if there is one."""
+    """A time of a cell in both runs, with the reason why it gets no verdict, if there is one."""
     bounds = bound(a, row_a, profiles[0]), bound(b, row_b, profiles[1])
     paced = [device_bound(cell, row) for cell, row in ((a, row_a), (b, row_b)) if row.gpu]
     reason = HOST_SETS_PACE if False in paced else NOT_KNOWN if None in paced else ""

@@ -1,4 +1,4 @@
-"""Price and energy per token, where a step's tokens are known."""
+"""Price and energy per token, if a step's tokens are known."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +20,13 @@ class Cost:
     joules: float | None
     """Energy of a token, J."""
     by_counter: bool
-    """Whether the energy is the driver's counter over a row of steps; else it is the median power of the whole cell
-    times the step."""
+    """Whether the energy is the driver's counter over a series of steps; otherwise it is the whole cell's median power
+    times the step.
+    """
 
 
 def cost(cell: Cell, row: Row, price: float | None) -> Cost | None:
-    """The cost of a training step's tokens; None for other times, and where neither price nor power is known."""
+    """The cost of a training step's tokens; None for other times, and if neither price nor power is known."""
     tokens = tokens_of(row)
     if row.metric != "step" or not tokens or not row.median or not row.gpu:
         return None
@@ -45,7 +46,7 @@ def cost(cell: Cell, row: Row, price: float | None) -> Cost | None:
 
 
 def tokens_of(row: Any) -> int:
-    """Tokens of a step on all ranks; 0 where the row is of no model."""
+    """Tokens of a step on all ranks; 0 for a row without a model."""
     if not all(hasattr(row, name) for name in ("batch_size", "context")):
         return 0
     return int(row.batch_size * row.context * getattr(row, "processes", 1))

@@ -13,7 +13,7 @@ from cs336_systems.compare.comparison import Compared, Comparison
 from cs336_systems.compare.speed import FASTER, SLOWER, VERDICTS
 
 SHOWN = 20
-"""Cells that the terminal names of each kind."""
+"""Number of cells of each kind listed on the terminal."""
 FIRST: Mapping[str, int] = {"step": 0, "handout": 1, "forward_backward": 2, "kernel": 4}
 """Metrics in the order in which they are listed: whole steps and attention first, single kernels last."""
 OTHER = 3
@@ -107,12 +107,12 @@ def counted(cells: Sequence[Compared]) -> str:
 
 
 def rank(cell: Compared) -> tuple[int, float]:
-    """The place of a cell in a list: what was asked for first, then the largest change."""
+    """The position of a cell in a list: requested cells first, then the largest change."""
     return FIRST.get(cell.metric, OTHER), -abs(math.log(cell.difference.ratio))
 
 
 def bound_lines(cells: Sequence[Compared]) -> Iterator[str]:
-    """For each bound the median ratio of the times that were judged."""
+    """For each bound, the median ratio of the times with a verdict."""
     for bound in BOUNDS:
         judged = [cell for cell in cells if cell.bound == bound and cell.judged]
         if judged:
@@ -121,7 +121,7 @@ def bound_lines(cells: Sequence[Compared]) -> Iterator[str]:
 
 
 def grouped_lines(cells: Sequence[Compared]) -> Iterator[str]:
-    """Lines of cells below the name of what bounds them, in the order of the first cell of each."""
+    """Lines of cells grouped by what bounds them, in the order of each group's first cell."""
     for bound in dict.fromkeys(cell.bound for cell in cells):
         yield f" bound by {bound}"
         yield from cell_lines([cell for cell in cells if cell.bound == bound])

@@ -1,4 +1,4 @@
-"""The rows of one result folder: found by its path or label, read and validated."""
+"""The rows of one result folder: located by path or label, read and validated."""
 
 import contextlib
 import csv
@@ -36,12 +36,10 @@ def read_results(name: str, root: Path = Path()) -> Results:
     """Read a result folder.
 
     Args:
-        name: a folder, or the label or the GPU's name of one in `results` or `recorded`.
-        root: where those two are.
+        name: a folder, or the label or the GPU's name of one in `results` or `recorded`. root: the parent of those two.
 
-    Raises:
-        ValueError: there is no such folder, it holds no results, or a file in it is not one that a measurement wrote
-            (cut, edited, without its SHA-256), in one sentence.
+    Raises: ValueError: the folder does not exist, has no results, or has a file that no measurement wrote (truncated,
+    edited, without its SHA-256), in one sentence.
     """
     raw, csvs = find(name, root)
     by_experiment: dict[str, list[Path]] = {}
@@ -56,13 +54,13 @@ def read_results(name: str, root: Path = Path()) -> Results:
 
 
 def last_run(kind: str, csvs: Sequence[Path]) -> Sequence[Path]:
-    """The CSV files of an experiment that are compared: each run on request has its own, TIME-JOB.csv."""
+    """The CSV files of an experiment to compare: each run on request has its own, TIME-JOB.csv."""
     times = [path.name.partition("-")[0] for path in csvs]
     return [path for path, time in zip(csvs, times, strict=True) if kind not in ON_REQUEST or time == max(times)]
 
 
 def labels_of(name: str) -> list[str]:
-    """The labels that a name may be: itself and, of a GPU's name such as H200, that GPU's."""
+    """The labels that a name may mean: itself and, for a GPU's name such as H200, that GPU's label."""
     labels = [name] if Path(name).name == name else []
     with contextlib.suppress(ValueError):
         labels.append(machine_label(full_name(name)))
@@ -91,7 +89,9 @@ def find(name: str, root: Path) -> tuple[Path, Sequence[Path]]:
 
 
 def raw_csvs(folder: Path) -> list[Path]:
-    """The CSV files of jobs in a folder's raw folder or else in itself: by experiment, or side by side with digests."""
+    """The CSV files of jobs in a folder's raw folder or in the folder itself: by experiment, or side by side with
+    digests.
+    """
     for base in (folder / "raw", folder):
         by_experiment = [path for path in sorted(base.glob("*/*.csv")) if path.parent.name in KINDS]
         side_by_side = [path for path in sorted(base.glob("*.csv")) if digest_path(path).exists()]
@@ -104,7 +104,7 @@ def experiment_of(path: Path) -> str:
     """The experiment of a job's CSV file: its folder's name, or the one in its first row.
 
     Raises:
-        ValueError: there is no such experiment.
+        ValueError: no such experiment exists.
     """
     if path.parent.name in KINDS:
         return path.parent.name

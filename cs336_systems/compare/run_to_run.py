@@ -1,4 +1,4 @@
-"""The fitted variation from run to run, of GPUs and of CPUs."""
+"""The fitted run-to-run variation of GPUs and of CPUs."""
 
 import json
 from functools import cache
@@ -8,7 +8,7 @@ from typing import Literal
 from cs336_systems.compare.statistics import RunToRun
 
 FITTED = Path(__file__).with_name("run_to_run.json")
-"""Coefficients that `python -m scripts.calibration.run_to_run` has fitted to pairs of honest runs."""
+"""Coefficients that `python -m scripts.calibration.run_to_run` fitted to pairs of unchanged runs."""
 COEFFICIENTS = ("base", "spread", "clock", "typical_spread")
 
 

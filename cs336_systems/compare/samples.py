@@ -21,7 +21,7 @@ NO_TIMES = (LookupError, TypeError, AttributeError, UnicodeError, RecursionError
 """What reading a file of another kind raises."""
 MEAN, NOISE, COUNT = "nv/cold/time/gpu/mean", "nv/cold/time/gpu/stdev/relative", "nv/cold/sample_size"
 BINARY = "nv/json/bin:nv/cold/sample_times"
-"""Tags of nvbench's summaries; the last one's samples are in a file next to the JSON."""
+"""Tags of nvbench's summaries; the samples of the last one are in a file next to the JSON."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ class Samples:
     times: Mapping[str, Time]
     """In ms, by name."""
     on_gpu: bool
-    """Whether a GPU was timed, by its own clock."""
+    """Whether a GPU was timed, on its own clock."""
     about: Mapping[str, str]
-    """What the file says of the machine."""
+    """The file's information on the machine."""
 
 
 def read_samples(name: str) -> Samples:
     """Read a file.
 
     Raises:
-        ValueError: it is in no known format, or its times are not positive numbers, in one sentence.
+        ValueError: its format is unknown, or its times are not positive numbers, in one sentence.
     """
     path = Path(name)
     if path.stat().st_size > LARGEST:
@@ -91,7 +91,7 @@ def _of_csv(text: str) -> Mapping[str, list[str]]:
 
 
 def _of_nvbench(path: Path, content: Mapping[str, Any]) -> Iterator[tuple[str, Time]]:
-    """Times of each state that was measured: from its samples, or else from their mean, number and noise."""
+    """Times of each measured state: from its samples, or else from their mean, number and noise."""
     for benchmark in content["benchmarks"]:
         for state in benchmark["states"]:
             values = {
@@ -110,7 +110,7 @@ def _of_nvbench(path: Path, content: Mapping[str, Any]) -> Iterator[tuple[str, T
 
 
 def _binary(path: Path, filename: str) -> list[float]:
-    """Samples in fp32, little-endian, in a file below the JSON's folder; none if it is not there."""
+    """Samples in fp32, little-endian, in a file below the JSON's folder; none if it does not exist."""
     file = (path.parent / filename).resolve()
     if not file.is_relative_to(path.parent.resolve()) or not file.is_file():
         return []
@@ -118,7 +118,7 @@ def _binary(path: Path, filename: str) -> list[float]:
 
 
 def _machine(content: Mapping[str, Any]) -> dict[str, str]:
-    """What pytest-benchmark says of the machine."""
+    """pytest-benchmark's information on the machine."""
     machine = content.get("machine_info", {})
     said = {
         "cpu": machine.get("cpu", {}).get("brand_raw", ""),

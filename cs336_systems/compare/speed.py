@@ -1,10 +1,10 @@
-"""The one rule of every verdict on speed, and the one rule for what is host-bound. NumPy and the standard library only.
+"""The rule for every verdict on speed, and the rule for host-bound times. NumPy and the standard library only.
 
-Contenders take turns, round after round, so steps of one round met the same clocks and temperature. Of two programs,
-the faster one wins more than 80 % of the pairs of steps of the same round, and more than equal programs would by
-chance: in 1 of 20 comparisons at most, for each direction. This is the Mann-Whitney test, stratified by round (van
-Elteren 1960), with an effect size as its lower limit: programs whose samples overlap more than that are on par, however
-many samples there are. Where so few steps were timed that no outcome could be significant, nothing is decided.
+Contenders take turns, round after round, so steps of one round run at the same clocks and temperature. Of two programs,
+the faster one wins more than 80 % of the pairs of steps of the same round, and more than equal programs would by chance
+in at most 1 of 20 comparisons per direction. This is the Mann-Whitney test, stratified by round (van Elteren 1960),
+with an effect size as its lower limit: programs whose samples overlap more are on par, regardless of the number of
+samples. If too few steps were timed for a significant outcome, nothing is decided.
 
 Two runs, or a GPU and its reference, differ by more than their samples show: `outcome` accepts wider limits for them.
 """
@@ -24,29 +24,29 @@ UNDECIDED: Verdict = "cannot be decided"
 VERDICTS: tuple[Verdict, ...] = (FASTER, SAME, SLOWER, UNDECIDED)
 
 WON = 0.8
-"""Share of the pairs of steps of which the faster of two programs wins more."""
+"""Share of the pairs of steps that the faster of two programs has to exceed."""
 CHANCE = 0.05
-"""How often, at most, one of two equal programs is called faster; the same for slower."""
+"""Maximum probability of calling one of two equal programs faster; the same for slower."""
 CRITICAL = NormalDist().inv_cdf(1 - CHANCE)
 HOST_BOUND = 0.9
-"""A device that works for a smaller share of a step or stage than this waits for the host: it is host-bound.
+"""If the device is busy for a smaller share of a step or stage, it waits for the host: the step is host-bound.
 
-Where it works for longer, the host has a part in a tenth of the time at most, so two processes can be compared.
+Above it, the host affects at most a tenth of the time, so two processes can be compared.
 """
 LONG_MS, LONG_CALLS, LONG_ANYWHERE_MS = 1.0, 3, 2.0
-"""A call that takes the first, and so many times what it costs the host, is device-bound whatever else it shows; the
-last, if that cost is not known."""
+"""A call is always device-bound if it takes at least the first, in ms, and this multiple of its host overhead; or at
+least the last, in ms, if the overhead is not known.
+"""
 LONGER_TOGETHER = 1.15
-"""Passes in one call that take longer than this against one by one wait for the host."""
+"""If both passes in one call take longer than this relative to separate passes, they wait for the host."""
 
 
 def outcome(effect: float, *, tie: float, reach: float) -> Verdict:
-    """Verdict on an effect, which is above 0 where the first takes longer.
+    """Return the verdict on an effect, which is positive if the first takes longer.
 
     Args:
-        effect: a logarithm of times, or a share of pairs of steps.
-        tie: up to this effect there is none; below 0 where nothing is proven to be one.
-        reach: up to this effect it may be chance.
+        effect: a logarithm of times, or a share of pairs of steps. tie: effects up to this count as none; negative if
+            nothing counts as a tie. reach: effects up to this may be due to chance.
     """
     if abs(effect) <= tie:
         return SAME
@@ -56,18 +56,18 @@ def outcome(effect: float, *, tie: float, reach: float) -> Verdict:
 
 
 def speed(first: ArrayLike, other: ArrayLike) -> Verdict:
-    """Verdict on one program against another, whose steps were interleaved.
+    """Return the verdict on one program against another, with interleaved steps.
 
     Args:
-        first: times of its steps, (rounds, steps), or (steps,) of one round.
-        other: those of the other program, in the same unit.
+        first: times of its steps, (rounds, steps), or (steps,) of one round. other: times of the other program, in the
+            same unit.
     """
     a, b = numpy.atleast_2d(_column(first)), numpy.atleast_2d(_column(other))
     if len(a) != len(b):  # A round of one of them is missing.
         a, b = a.reshape(1, -1), b.reshape(1, -1)
     pairs = a[:, :, None] - b[:, None, :]
     won, lost = float((pairs < 0).mean()), float((pairs > 0).mean())
-    # Variance of the share of pairs that are won, of equal programs, and half a pair for its steps.
+    # Variance of the share of won pairs for equal programs, and half a pair for its discreteness.
     deviation = math.sqrt((a.shape[1] + b.shape[1] + 1) / (12 * pairs.size))
     reach = CRITICAL * deviation + 0.5 / pairs.size
     if reach >= 0.5:
@@ -81,16 +81,14 @@ def speed(first: ArrayLike, other: ArrayLike) -> Verdict:
 def host_bound(
     time: ArrayLike, busy: ArrayLike = math.nan, *, host: ArrayLike = math.nan, parts: ArrayLike = math.nan
 ) -> Any:
-    """Whether the host sets the pace, not the device; False where no instrument shows it. Numbers, or columns of them.
+    """Whether the host limits the time, not the device; False if no instrument shows it. Numbers, or columns of them.
 
-    For how long the device works decides, where that was measured: in the profiled step, or in a replayed CUDA graph.
-    Else a call is host-bound if it takes no longer than it costs the host, or longer than its passes one by one.
+    The device's busy time decides if it was measured, in the profiled step or in a replayed CUDA graph. Otherwise a
+    call is host-bound if it takes no longer than its host overhead, or longer than its separate passes.
 
     Args:
-        time: of a step or call, ms.
-        busy: for how long the device works in it, ms; NaN where not measured.
-        host: what a call costs the host, ms; NaN where not measured.
-        parts: sum of its passes, each timed alone, ms; NaN where not measured.
+        time: of a step or call, ms. busy: the device's busy time in it, ms; NaN if not measured. host: host overhead of
+            a call, ms; NaN if not measured. parts: sum of its passes, each timed alone, ms; NaN if not measured.
     """
     time, busy, host, parts = (_column(values) for values in (time, busy, host, parts))
     waits = (time > LONGER_TOGETHER * parts) | (host >= HOST_BOUND * time)
@@ -99,7 +97,7 @@ def host_bound(
 
 
 def needed_ms(host: ArrayLike) -> Any:
-    """How long a call must take, ms, to be device-bound whatever else it shows, by what it costs the host."""
+    """Minimum time of a call, ms, to be always device-bound, given its host overhead."""
     host = _column(host)
     return numpy.where(numpy.isnan(host), LONG_ANYWHERE_MS, numpy.maximum(LONG_CALLS * host, LONG_MS))
 

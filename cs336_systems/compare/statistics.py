@@ -1,19 +1,19 @@
 """Whether two runs' times differ, for hundreds of cells at once. NumPy and the standard library only.
 
-A run is one launch on one machine. Samples of one process are correlated, and they do not contain what changes between
-processes: clocks and temperature, the memory that is allocated, the neighbours. An interval from the samples alone is
-far too narrow. So the logarithm of a cell's ratio gets the variance
+A run is one launch on one machine. Samples of one process are correlated, and they miss what changes between processes:
+clocks and temperature, memory layout, neighbours. An interval from the samples alone is far too narrow. So the
+logarithm of a cell's ratio gets the variance
 
     var(ln b / a) = sum over both runs of  error² + base² + (spread · s)² + (clock · c)²
 
 with the standard error of the median, the relative spread s of the samples, and the drop c of the clock below the GPU's
-maximum. The three coefficients (`RunToRun`) are fitted to pairs of honest runs, in the tail: large differences among
-honest pairs are at least as rare as this normal distribution says.
+maximum. The three coefficients (`RunToRun`) are fitted to pairs of unchanged runs, in the tail: large differences
+between them are at least as rare as in this normal distribution.
 
-Verdicts are faster or slower where the Benjamini-Hochberg procedure rejects "no difference" (false discovery rate q),
-and same where it rejects "apart by at least the margin" (two one-sided tests, Schuirmann 1987). Holm's procedure, which
-bounds the chance of a single false verdict, would need deviations a sixth smaller to find the same slow-down in a tenth
-of 500 cells. Where nothing has changed the two agree: the chance of any false verdict is at most q. Cells of a run
+Verdicts are faster or slower if the Benjamini-Hochberg procedure rejects "no difference" (false discovery rate q), and
+same if it rejects "differ by at least the margin" (two one-sided tests, Schuirmann 1987). Holm's procedure, which
+bounds the chance of a single false verdict, would need deviations a sixth smaller to detect the same slow-down in a
+tenth of 500 cells. If nothing has changed the two agree: the chance of any false verdict is at most q. Cells of a run
 share its state, so their tests depend positively, which the procedure allows (Benjamini and Yekutieli 2001).
 """
 
@@ -34,15 +34,17 @@ NORMAL = NormalDist()
 QUINTILES_APART = NORMAL.inv_cdf(0.8) - NORMAL.inv_cdf(0.2)
 """Distance of the 20th and the 80th percentile of a normal distribution, in standard deviations."""
 MEDIAN_OVER_MEAN = math.sqrt(math.pi / 2)
-"""Standard error of a median over that of a mean, of many normal samples."""
+"""Ratio of the standard errors of median and mean, for many normal samples."""
 PRIOR_SAMPLES = 4
-"""The weight of the typical spread against a cell's own, in samples: five samples can lie close together by chance."""
+"""The weight of the typical spread relative to a cell's own, in samples: five samples can be close together by
+chance.
+"""
 FEWEST_ORDERED = 16
-"""Fewer samples do not show how they are correlated."""
+"""Minimum number of samples that show their correlation."""
 FEWEST_HONEST = 16
-"""Fewer cells do not show how far honest runs differ."""
+"""Minimum number of cells that show how far unchanged runs differ."""
 CHANGED, POWER = 0.1, 0.95
-"""Resolution is what is found with this probability, where this share of the cells has changed."""
+"""Resolution is the change detected with this probability if this share of the cells has changed."""
 
 
 @dataclass(frozen=True)
@@ -59,20 +61,20 @@ class RunToRun:
     """Relative spread of the samples of a usual cell."""
 
     def deviation(self, time: "Time") -> float:
-        """Standard deviation of the logarithm of a run's median, its sampling error included."""
+        """Standard deviation of the logarithm of a run's median, including its sampling error."""
         spread = self.spread * self.shrunk(time)
         error = max(time.error, MEDIAN_OVER_MEAN * self.shrunk(time) / math.sqrt(time.n))
         return math.hypot(error, self.base, spread, self.clock * time.clock_drop)
 
     def shrunk(self, time: "Time") -> float:
-        """The spread of a cell's samples, drawn towards the typical one where there are few."""
+        """The spread of a cell's samples, shrunk towards the typical spread if there are few."""
         own = (time.n - 1) * time.spread**2
         return math.sqrt((own + PRIOR_SAMPLES * self.typical_spread**2) / (time.n - 1 + PRIOR_SAMPLES))
 
 
 @dataclass(frozen=True)
 class Time:
-    """The median of a cell in one run, and what its samples tell about its error."""
+    """The median of a cell in one run, and the error estimate from its samples."""
 
     median: float
     n: int = 1
@@ -84,20 +86,20 @@ class Time:
     clock_drop: float = 0.0
     """Relative drop of the clock below the GPU's maximum during the cell."""
     is_ms: bool = True
-    """Whether the median is a time in ms; else it is a rate."""
+    """Whether the median is a time in ms; otherwise it is a rate."""
 
 
 def time_of(
     median: float, samples: Sequence[float] = (), *, ordered: bool = True, clock_drop: float = 0.0, is_ms: bool = True
 ) -> Time:
-    """Summarize a run's samples of a cell, positive numbers; `ordered`: as they were measured."""
+    """Summarize a run's samples of a cell, positive numbers; `ordered`: in the order of measurement."""
     if len(samples) < 2:
         return Time(median, clock_drop=clock_drop, is_ms=is_ms)
     logs = numpy.log(numpy.asarray(samples, dtype=float))
     low, high = numpy.quantile(logs, [0.2, 0.8])
     error = 0.0
     if ordered and len(logs) >= FEWEST_ORDERED:
-        # Medians of consecutive batches are nearly independent, whatever the correlation inside a batch.
+        # Medians of consecutive batches are nearly independent, regardless of the correlation within a batch.
         batches = numpy.array_split(logs, math.isqrt(len(logs)))
         medians = [float(numpy.median(batch)) for batch in batches]
         error = float(numpy.std(medians, ddof=1)) / math.sqrt(len(medians))
@@ -114,7 +116,7 @@ class Difference:
 
     @property
     def ratio(self) -> float:
-        """Time of b over that of a."""
+        """Time of b divided by time of a."""
         return math.exp(self.log_ratio)
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
@@ -133,13 +135,13 @@ class Difference:
         return max(tail((reach - side * self.log_ratio) / self.deviation) for side in (1, -1))
 
     def resolution(self, level: float = LEVEL) -> float:
-        """The slow-down that is found with probability POWER where a share CHANGED of the cells has changed."""
+        """The slow-down detected with probability POWER if a share CHANGED of the cells has changed."""
         critical = NORMAL.inv_cdf(1 - level * CHANGED / 2) + NORMAL.inv_cdf(POWER)
         return math.expm1(critical * self.deviation)
 
 
 def tail(z: float) -> float:
-    """Probability that a standard normal number is above z, exact far out too."""
+    """Probability that a standard normal number is above z, also accurate in the far tail."""
     return math.erfc(z / math.sqrt(2)) / 2
 
 
@@ -151,7 +153,7 @@ def difference(a: Time, b: Time, model: RunToRun, *, widen: float = 1.0) -> Diff
 
 
 def benjamini_hochberg(p_values: Sequence[float], level: float = LEVEL) -> list[bool]:
-    """Which hypotheses are rejected at a false discovery rate (Benjamini and Hochberg 1995)."""
+    """Mark the hypotheses rejected at a false discovery rate (Benjamini and Hochberg 1995)."""
     order = sorted(range(len(p_values)), key=lambda index: p_values[index])
     small = [rank for rank, index in enumerate(order, 1) if p_values[index] <= level * rank / len(order)]
     rejected = set(order[: max(small, default=0)])
@@ -159,9 +161,9 @@ def benjamini_hochberg(p_values: Sequence[float], level: float = LEVEL) -> list[
 
 
 def judge(differences: Sequence[Difference], *, margin: float = MARGIN, level: float = LEVEL) -> list[Verdict]:
-    """Verdicts on b against a, for all cells together.
+    """Return verdicts on b against a, for all cells together.
 
-    A difference that is proven to be below the margin counts as none, even if it is proven not to be zero.
+    A difference proven to be below the margin counts as none, even if it is proven to be nonzero.
     """
     same = benjamini_hochberg([each.p_equivalent(margin) for each in differences], level)
     apart = benjamini_hochberg([each.p_different for each in differences], level)
@@ -172,10 +174,11 @@ def judge(differences: Sequence[Difference], *, margin: float = MARGIN, level: f
 
 
 def widening(honest: Sequence[Difference], shares: Sequence[float] = (0.5,)) -> float:
-    """Factor by which the differences of honest runs exceed what a model says of them, by their quantiles.
+    """Factor by which the differences of unchanged runs exceed a model's prediction, by their quantiles.
 
-    Differences are taken around their median. The middle half shows no cells that have really changed, some of them or
-    all alike: the empirical null of Efron 2004. A larger share shows more of the tail. 1 for too few to tell.
+    Differences are taken around their median. The middle half is not affected by cells that really changed, whether
+    some or all alike: the empirical null of Efron 2004. A larger share covers more of the tail. 1 if there are too few
+    cells.
     """
     if len(honest) < FEWEST_HONEST:
         return 1.0

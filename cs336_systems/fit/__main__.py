@@ -1,4 +1,4 @@
-"""Tell what fits: memory and time of a training step by every way to train, without measuring anything.
+"""Predict which training configurations fit, with memory and time of a step, without measuring anything.
 
 Launch: python -m cs336_systems.fit --model llama-3-8b --context 8192 --gpus 8
 """
@@ -76,7 +76,7 @@ def closed_form(question: Question) -> Answer:
 
 
 def traced(question: Question) -> Answer:
-    """The answer on a published model, or on a class of the reader's.
+    """The answer on a published model, or on the user's class.
 
     Raises:
         ValueError: PyTorch is not installed, or the class cannot be used, in one sentence.

@@ -21,12 +21,12 @@ COLUMNS = {
 TRACED = "factor 2"
 """Error of a traced step's time to expect: published models on an H100 took 0.9 to 2 times as long as predicted."""
 MOST_GPUS = 1024
-"""GPUs up to which the answer looks for a number that suffices."""
+"""Maximum number of GPUs up to which the answer searches for enough."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Ways to train a model, and the best of them."""
+    """Training configurations of a model, and the best of them."""
 
     title: str
     gpu: str
@@ -39,7 +39,7 @@ class Answer:
     """Tokens in it, or inputs of another kind."""
     ways: tuple[Prediction, ...]
     price: float | None
-    """Of a GPU-hour."""
+    """Price of a GPU-hour."""
     elsewhere: Callable[[int], tuple[Prediction, ...]]
     """The ways with another number of GPUs."""
     unit: str = "tokens"
@@ -50,7 +50,7 @@ class Answer:
 
     @property
     def best(self) -> Prediction:
-        """The fastest way that fits, or else the one with the least memory."""
+        """The fastest configuration that fits, or else the one with the least memory."""
         for wanted in ("fits", "tight"):
             if suited := [way for way in self.ways if way.outcome == wanted]:
                 return min(suited, key=lambda way: max(way.seconds, way.host_seconds))
@@ -89,7 +89,7 @@ class Answer:
         return f"; more GPUs, up to {MOST_GPUS}, are not enough either"
 
     def as_text(self) -> str:
-        """The sentence, the table, and how far off its numbers are."""
+        """The sentence, the table, and the errors of its numbers."""
         import pandas
 
         where = f"{self.title} on {self.gpus} x {self.gpu}, {self.batch} on each"
@@ -164,12 +164,12 @@ class Answer:
 
 
 def within(error: Error | None) -> str:
-    """The largest error, and over how many cells."""
+    """The largest error, and the number of cells."""
     return "–" if error is None else f"{error.most:.1%} ({error.cells})"
 
 
 def three_digits(number: float) -> str:
-    """A rate with three significant digits, in thousands where that is shorter.
+    """A rate with three significant digits, in thousands if that is shorter.
 
     >>> three_digits(5312), three_digits(24_900), three_digits(87.2)
     ('5 310', '24 900', '87')

@@ -1,7 +1,7 @@
-"""What a GPU computes in another way than PyTorch's meta device: attention, dropout, norms, and autocast.
+"""Functions that a GPU computes differently from PyTorch's meta device: attention, dropout, norms, and autocast.
 
-On the meta device operators have shapes and no numbers, and take the general way. A GPU takes kernels of its own, which
-keep other tensors for the backward pass.
+On the meta device operators have shapes but no data, and use the general implementation. A GPU has special kernels,
+which keep other tensors for the backward pass.
 """
 
 from collections.abc import Callable, Sequence
@@ -76,10 +76,10 @@ UPPER = (
 
 
 class AsOnGpu(TorchFunctionMode):
-    """Computes as a GPU does what a module computes on the meta device."""
+    """Makes a module on the meta device compute like on a GPU."""
 
     def __init__(self, *, autocast: bool = False, on_copy: Callable[[Tensor], None] = lambda copy: None):
-        """`autocast`: whether to bf16; `on_copy` is called with each copy of a weight in bf16."""
+        """`autocast`: whether to bf16; `on_copy` is called with each bf16 copy of a weight."""
         super().__init__()
         self.autocast = autocast
         self._on_copy = on_copy
@@ -100,7 +100,7 @@ class AsOnGpu(TorchFunctionMode):
         return KERNELS.get(name, func)(*args, **kwargs)
 
     def forget_copies(self) -> None:
-        """Drop the copies of weights, as autocast does where its region ends."""
+        """Drop the copies of weights, as autocast does at the end of its region."""
         self._copies.clear()
 
     def _lowered(self, value: Any) -> Any:
@@ -135,7 +135,9 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """FlashAttention in half precision without a mask; otherwise the memory-efficient kernel or, in groups, matmuls."""
+    """FlashAttention in half precision without a mask; otherwise the memory-efficient kernel or, with grouped queries,
+    matmuls.
+    """
     if query.dtype != torch.float32 and attn_mask is None:
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         return flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
@@ -163,7 +165,7 @@ def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None
 
 
 class _RmsNorm(torch.autograd.Function):
-    """PyTorch's fused kernel, which keeps its input and one number per row; on the meta device it has none."""
+    """PyTorch's fused kernel, which keeps its input and one number per row; it does not exist on the meta device."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -181,4 +183,4 @@ KERNELS: dict[str, Callable[..., Tensor]] = {
     "dropout": _dropout,
     "rms_norm": _rms_norm,
 }
-"""Functions with a kernel of their own on a GPU."""
+"""Functions with a special kernel on a GPU."""

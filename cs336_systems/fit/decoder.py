@@ -1,4 +1,4 @@
-"""The language models of `presets` as modules of PyTorch, written as training code writes them."""
+"""The language models of `presets` as PyTorch modules, written like training code."""
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ class Decoder(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward network, each after its norm and around it a residual sum."""
+    """Attention and a feed-forward network, each with a norm before it and a residual connection."""
 
     def __init__(self, preset: Preset):
         super().__init__()
@@ -47,7 +47,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention of grouped queries."""
+    """Causal attention with grouped queries."""
 
     def __init__(self, preset: Preset):
         super().__init__()

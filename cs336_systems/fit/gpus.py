@@ -7,7 +7,7 @@ from cs336_systems.record.machine import machine_label
 
 GIB = 2**30
 BINARY = GIB / 1e9
-"""Data sheets round gibibytes and say GB: an H200 of "141 GB" has 140.4 GiB."""
+"""Data sheets round gibibytes and call them GB: an H200 of "141 GB" has 140.4 GiB."""
 PCIE = 32e9
 """Bytes/s of PCIe 4.0 with 16 lanes: the link of GPUs without NVLink."""
 
@@ -30,7 +30,7 @@ def memory_of(name: str) -> float:
 
 
 def memory_of_gpu(gpu: Gpu) -> float:
-    """Bytes of a GPU model's memory: as its driver reports them, if it is recorded, or else by its data sheet."""
+    """Bytes of a GPU model's memory: from its driver if it is recorded, or else from its data sheet."""
     known = {gpu_of(each.gpu): each.memory for each in (recorded(), *recorded().others)}
     return known.get(gpu, BINARY * gpu.memory)
 

@@ -1,4 +1,4 @@
-"""The question that `python -m cs336_systems.fit` answers: its command line, checked as experiments' are."""
+"""The question that `python -m cs336_systems.fit` answers: its command line, checked like those of experiments."""
 
 import re
 from dataclasses import dataclass
@@ -33,33 +33,37 @@ Count = Annotated[Positive, Le(2**31 - 1)]
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """Tell which ways to train a language model fit into a GPU's memory, and how long a step takes."""
+    """Predict which training configurations of a language model fit into a GPU's memory, and how long a step takes."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, revalidate_instances="always")
 
     model: Annotated[str, AfterValidator(_known_model)] = EndToEnd.model
-    """A published model by name (llama-3-8b, qwen2.5-7b, gpt2, and others), or the handout's in a size, or your own
-    class as package.module:Class, which accepts TransformerLM's arguments. All but the handout's are traced on
-    PyTorch's meta device."""
+    """A published model by name (llama-3-8b, qwen2.5-7b, gpt2, and others), the handout's model in a size, or your own
+    class as package.module:Class, which accepts TransformerLM's arguments. All except the handout's model are traced on
+    PyTorch's meta device.
+    """
     size: Size | None = None
-    """The handout's model in a size (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or in a shape of your own
-    as NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N; small if no model is named."""
+    """The handout's model in a size (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or in your own shape as
+    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N; small if no model is named.
+    """
     context: Count = 512
     """Tokens per sequence."""
     batch_size: Count = 4
     """Sequences per GPU."""
     vocab_size: Count | None = None
-    """Rows of the embedding and of the output head: a published model's own, 10 000 for the handout's sizes; a shape of
-    your own needs it."""
+    """Rows of the embedding and of the output head: by default the published model's, or 10 000 for the handout's
+    sizes; required for your own shape.
+    """
     precision: Literal["fp32", "bf16"] = "bf16"
     """fp32 with TF32 off, or bf16: autocast over fp32 weights, and bf16 weights with fp32 masters."""
     attention: Literal["plain", "flash", "sdpa"] = "flash"
-    """Of the handout's model: plain materializes the score matrix; flash and sdpa keep no scores. Fused steps are shown
-    with flash alone."""
+    """For the handout's model: plain materializes the score matrix; flash and sdpa keep no scores. Fused steps are
+    shown only with flash.
+    """
     gpus: Annotated[Positive, Le(2**20)] = 1
     """GPUs that train together."""
     gpu: Annotated[str, AfterValidator(_spelt_out)] = recorded().gpu
-    """The GPU model, as nvidia-smi -L prints it or in short: RTX 4090, A100 40GB PCIe."""
+    """The GPU model, as nvidia-smi -L prints it or its short name: RTX 4090, A100 40GB PCIe."""
     price: Annotated[float, Gt(0), AllowInfNan(False)] | None = None
     """Price of a GPU-hour, in any currency; adds the price of a million tokens."""
 
@@ -70,7 +74,7 @@ class Question:
 
     @property
     def vocabulary(self) -> int:
-        """Rows of the embedding; of a model of the handout's shape."""
+        """Rows of the embedding of a model with the handout's shape."""
         return self.vocab_size or HANDOUTS_VOCABULARY
 
     @property
@@ -83,7 +87,7 @@ class Question:
 
 
 def refuse_contradictions(question: Question) -> None:
-    """Check values of a question that exclude or need each other.
+    """Check values of a question that exclude or require each other.
 
     Raises:
         ValueError: they do, in one sentence.

@@ -1,4 +1,4 @@
-"""Planned cells whose memory certainly exceeds the GPU's: told before they are tried."""
+"""Planned cells that certainly exceed the GPU's memory: reported before they are tried."""
 
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -18,7 +18,8 @@ GB = 1e9
 def too_large(cell: Experiment, machine: str) -> str:
     """Why a cell cannot be measured on a machine's GPUs, named by its label; empty if it may be.
 
-    A cell with several contenders or rungs cannot if none of them fits. Within the closed form's error it may.
+    A cell with several contenders or rungs is too large if none of them fits. Within the closed form's error it may
+    fit.
     """
     gpu = gpu_of_label(machine)
     if gpu is None:
@@ -31,12 +32,12 @@ def too_large(cell: Experiment, machine: str) -> str:
 
 
 def least_memory(settings: Iterable[Setting]) -> int:
-    """Bytes of the least peak that some settings may have."""
+    """Bytes of the smallest possible peak of some settings."""
     return min(use.total for setting in settings for use in possible_peaks(setting))
 
 
 def told(cells: Any, machine: str) -> Iterator[str]:
-    """A sentence on each of some cells that cannot fit."""
+    """A sentence about each cell that cannot fit."""
     for cell in cells:
         if why := too_large(cell, machine):
             precision = getattr(cell, "precision", "")

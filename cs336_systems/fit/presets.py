@@ -1,4 +1,4 @@
-"""Published language models, as their configuration files describe them. No torch here."""
+"""Published language models, from their configuration files. No torch here."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,9 +11,9 @@ class Preset:
     """The shape of a decoder-only language model."""
 
     repository: str
-    """Where its config.json is, on Hugging Face."""
+    """Location of its config.json on Hugging Face."""
     parameters: int
-    """Number of weights, of which tied ones count once."""
+    """Number of weights; tied weights count once."""
     vocab_size: int
     d_model: int
     d_ff: int
@@ -23,7 +23,7 @@ class Preset:
     """Heads of keys and values, each of which serves a group of query heads."""
     d_head: int
     context: int
-    """The longest sequence that it was made for, in tokens."""
+    """The longest supported sequence, in tokens."""
     tied: bool = False
     """Whether the output head has the embedding's weight."""
     norm: Literal["rms", "layer"] = "rms"
@@ -33,7 +33,7 @@ class Preset:
     gated: bool = True
     """Whether the feed-forward network is SwiGLU, of three matrices, instead of GELU between two."""
     learned_positions: bool = False
-    """Whether positions have an embedding, instead of rotations."""
+    """Whether positions have a learned embedding instead of rotary embeddings."""
     qk_norm: bool = False
     """Whether each head's queries and keys are normalized."""
 
@@ -44,9 +44,9 @@ class Preset:
 
 
 def _llama(repository: str, parameters: int, vocab_size: int, shape: str, context: int, **others: object) -> Preset:
-    """A preset; `shape` is d_model, d_ff, layers, heads, heads of keys and values, and the width of a head if need be.
+    """A preset; `shape` is d_model, d_ff, layers, heads, heads of keys and values, and optionally the width of a head.
 
-    The width is d_model / heads otherwise.
+    The default width is d_model / heads.
     """
     d_model, d_ff, layers, heads, kv_heads, *width = map(int, shape.split())
     return Preset(

@@ -11,14 +11,14 @@ from cs336_systems.accounting.setting import Setting
 
 PATH = Path(__file__).with_name("recorded.json")
 MEMORY_WITHIN, TIME_WITHIN = 0.02, 0.15
-"""Errors that the closed forms are to keep."""
+"""Maximum errors of the closed forms."""
 ELSEWHERE = 0.3
-"""Error of a step's time to expect on a GPU without recorded rows, whose rates are taken from its data sheet."""
+"""Expected error of a step's time on a GPU without recorded rows, with rates from its data sheet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Error:
-    """The error of a closed form over recorded cells, relative to what was measured."""
+    """The error of a closed form over recorded cells, relative to the measurements."""
 
     cells: int
     median: float
@@ -34,17 +34,17 @@ class Recorded:
     memory: int
     """Bytes that the driver reports."""
     weights: Mapping[str, float]
-    """Of the time model, by kind of work."""
+    """Weights of the time model, by kind of work."""
     launch_seconds: float
-    """In which the host launched a kernel, in steps that it paced."""
+    """Seconds per kernel launch on the host, in host-bound steps."""
     memory_errors: Mapping[str, Error]
-    """By kind of step."""
+    """Memory errors by kind of step."""
     time_errors: Mapping[str, Error]
-    """By kind of step, of steps that the device paces."""
+    """Time errors by kind of step, for device-bound steps."""
     held_out: Mapping[str, Error]
-    """Of the time of each model size, with weights fitted to the others."""
+    """Time errors of each model size, with weights fitted to the others."""
     others: tuple["Recorded", ...] = ()
-    """Other recorded GPU models, with the same weights, which were not fitted to them."""
+    """Errors on other recorded GPU models, with the same weights, which were not fitted to them."""
 
 
 @cache
@@ -54,7 +54,7 @@ def recorded() -> Recorded:
 
 
 def read(content: Mapping[str, Any]) -> Recorded:
-    """Facts as `scripts.calibration.rates` writes them."""
+    """Read the facts written by `scripts.calibration.rates`."""
     errors = {
         name: {kind: Error(**error) for kind, error in content[name].items()}
         for name in ("memory_errors", "time_errors", "held_out")
@@ -65,7 +65,7 @@ def read(content: Mapping[str, Any]) -> Recorded:
 
 
 def kind(setting: Setting) -> str:
-    """The kind of step by which its errors are known: how ranks share their work, or else how one computes."""
+    """The kind of step for which errors are recorded: how ranks share their work, or else how one rank computes."""
     if setting.rebuilds:
         return "PyTorch's DDP"
     if setting.scheme == "alone" or setting.recomputed:

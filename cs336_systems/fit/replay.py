@@ -1,4 +1,4 @@
-"""The peak memory of a traced training step, by how ranks share its state."""
+"""The peak memory of a traced training step, depending on how ranks share its state."""
 
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class Sharing:
 
 
 def peak_of(trace: Trace, sharing: Sharing = Sharing(), *, on_gpu: bool = True) -> Use:
-    """The most memory in use during the second step, when the optimizer's state exists."""
+    """The peak memory of the second step, when the optimizer state exists."""
     memory = _Memory()
     replay = _Replay(trace, sharing, memory)
     replay.hold_state()
@@ -69,7 +69,7 @@ def heaviest_share(parameters: Sequence[Tensor], ranks: int) -> set[int]:
 
 
 class _Memory:
-    """Tensors in a caching allocator, by what they are for, and the moment of the peak."""
+    """Tensors in a caching allocator, by purpose, and the moment of the peak."""
 
     def __init__(self) -> None:
         self.allocator = CachingAllocator()
@@ -114,7 +114,7 @@ class _Replay:
         self.owned = heaviest_share(trace.parameters, sharing.ranks)
 
     def hold_state(self) -> None:
-        """Allocate what outlives all steps."""
+        """Allocate the tensors that outlive all steps."""
         for index, parameter in enumerate(self.trace.parameters):
             size = self._share(parameter.numel(), self.sharing.weight_shares) * self._stored(parameter)
             self.memory.allocate(("weight", index), "parameters", size)
@@ -158,7 +158,7 @@ class _Replay:
             self._arrive()
 
     def update(self) -> None:
-        """Make the optimizer's state, if it is the first update, and free gradients and what is left of the step."""
+        """Create the optimizer state in the first update, and free gradients and the step's remaining tensors."""
         for index, parameter in enumerate(self.trace.parameters):
             numbers = self._part(index, self.sharing.state_shares)
             if ("moment 1", index) in self.memory.live:
@@ -174,7 +174,7 @@ class _Replay:
             self.memory.free(name)
 
     def _reduce(self, name: object, index: int) -> None:
-        """Share a whole gradient: it is copied into a bucket, or on its way while some others are computed."""
+        """Share a full gradient: it is copied into a bucket, or in flight while others are computed."""
         self.memory.rename(name, "gradients")
         match self.sharing.scheme:
             case "alone":
@@ -208,7 +208,7 @@ class _Replay:
         return numbers * (index in self.owned)
 
     def _stored(self, parameter: object) -> int:
-        """Bytes of a weight as a rank keeps it: FSDP keeps fp32 shards."""
+        """Bytes of a weight on a rank: FSDP keeps fp32 shards."""
         return FP32_BYTES if self.sharing.scheme == "FSDP" else parameter.element_size()  # type: ignore[attr-defined]
 
     @staticmethod

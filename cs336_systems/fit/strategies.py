@@ -1,4 +1,4 @@
-"""Ways to train that `fit` compares: settings of one question, in the order in which one would try them."""
+"""Training configurations that `fit` compares: settings of one question, in the order in which one would try them."""
 
 import math
 from collections.abc import Iterator
@@ -11,11 +11,10 @@ from cs336_systems.fit.parameters import Question
 
 
 def strategies(question: Question, capacity: float) -> Iterator[tuple[str, Setting]]:
-    """Each way and its name.
+    """Each training configuration and its name.
 
-    Args:
-        question: the model and the GPUs.
-        capacity: bytes that a rank may use; fused steps compute as few blocks again as it needs.
+    Args: question: the model and the GPUs. capacity: bytes that a rank may use; fused steps recompute as few blocks as
+    it allows.
     """
     base = Setting.of(vars(question) | {"size": question.shape_name, "vocab_size": question.vocabulary})
     segment = max(1, round(math.sqrt(base.shape.num_layers)))
@@ -42,7 +41,7 @@ def strategies(question: Question, capacity: float) -> Iterator[tuple[str, Setti
 
 
 def fused(base: Setting, gpus: int, capacity: float) -> Iterator[tuple[str, Setting]]:
-    """The training ladder's last rung, or the leaderboard's step; with blocks computed again if it needs that."""
+    """The training ladder's last rung, or the leaderboard's step; with recomputed blocks if necessary."""
     title = "bf16 weights, fused"
     whole = replace(base, graph=True, overlap=True)
     if gpus > 1:

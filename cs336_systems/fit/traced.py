@@ -1,4 +1,4 @@
-"""Ways to train any module, predicted from traces of its step on PyTorch's meta device."""
+"""Training configurations of any module, predicted from traces of its step on PyTorch's meta device."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
@@ -28,7 +28,7 @@ SCHEMES: Mapping[Scheme, str] = {
     "ZeRO-2": "ZeRO-2",
     "FSDP": "FSDP",
 }
-"""Ways to share a model's state, and their names."""
+"""Sharding schemes of a model's state, and their names."""
 
 
 def fit(
@@ -42,17 +42,16 @@ def fit(
     precision: Literal["fp32", "bf16"] = "bf16",
     price: float | None = None,
 ) -> Answer:
-    """Predict which ways to train a module fit into a GPU's memory, and how long a step takes.
+    """Predict which training configurations of a module fit into a GPU's memory, and how long a step takes.
 
     Args:
-        build: makes the module; it is called inside `torch.device("meta")`, so that weights take no memory.
-        inputs: the batch of one GPU: a shape of token ids, such as (4, 2048), or tensors on any device, of which only
-            shapes and dtypes count. The first tensor's leading dimension counts sequences.
-        loss: makes a scalar of the module's output; by default cross-entropy of next tokens for token ids, and the mean
+        build: makes the module; it is called inside `torch.device("meta")`, so that weights take no memory. inputs: the
+            batch of one GPU: a shape of token ids, such as (4, 2048), or tensors on any device, where only shapes and
+            dtypes matter. The first tensor's leading dimension is the number of sequences.
+        loss: maps the module's output to a scalar; by default the next-token cross-entropy for token ids, and the mean
             square otherwise.
-        title: names the module in the answer.
-        gpu: the GPU model, as nvidia-smi -L prints it or in short.
-        gpus: GPUs that train together.
+        title: names the module in the answer. gpu: the GPU model, as nvidia-smi -L prints it or its short name. gpus:
+            number of GPUs that train together.
         precision: fp32, or bf16: autocast over fp32 weights, and bf16 weights with fp32 masters.
         price: of a GPU-hour; adds the price of a million tokens.
 
@@ -90,7 +89,7 @@ def mean_square(output: Any) -> Tensor:
 
 
 class Module:
-    """Someone's module, and the traces that were made of it."""
+    """The user's module and its traces."""
 
     def __init__(self, build: Callable[[], nn.Module], inputs: Sequence[Tensor], loss: Loss):
         self._arguments = build, inputs, loss
@@ -105,7 +104,7 @@ class Module:
 
 
 def predict(module: Module, gpu: str, gpus: int, precision: Literal["fp32", "bf16"]) -> Iterator[Prediction]:
-    """Predict each way, in the order in which one would try them."""
+    """Predict each configuration, in the order in which one would try them."""
     alone: dict[Precision, str] = {"autocast": "autocast", "bf16": "bf16 weights"}
     if precision == "fp32":
         alone = {"fp32": "fp32"}
@@ -120,7 +119,7 @@ def predict(module: Module, gpu: str, gpus: int, precision: Literal["fp32", "bf1
 
 
 def _both(module: Module, gpu: str, precision: Precision, sharing: Sharing, name: str) -> Iterator[Prediction]:
-    """A way without and, if the module has blocks, with checkpointing."""
+    """A configuration without and, if the module has blocks, with checkpointing."""
     plain = module.trace(precision, checkpointed=False)
     yield prediction(plain, gpu, sharing, name)
     if plain.blocks:

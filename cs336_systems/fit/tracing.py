@@ -1,6 +1,6 @@
-"""A training step of any module, run on PyTorch's meta device: what it allocates and frees when, and its work.
+"""A training step of any module, run on PyTorch's meta device: its allocations and releases in order, and its work.
 
-Nothing is computed, so that a model of any size can be traced on any machine in seconds.
+Nothing is computed, so a model of any size can be traced on any machine in seconds.
 """
 
 import contextlib
@@ -25,27 +25,29 @@ from cs336_systems.accounting.units import FP32_BYTES
 from cs336_systems.fit.as_on_gpu import AsOnGpu
 
 Precision = Literal["fp32", "autocast", "bf16", "sharded"]
-"""autocast: to bf16, over fp32 weights; bf16: of the weights, too; sharded: of all but RMSNorm's, as FSDP computes."""
+"""autocast: bf16 over fp32 weights; bf16: bf16 weights too; sharded: all in bf16 but RMSNorm, as FSDP computes."""
 Kind = Literal["allocate", "free", "gradient", "copy", "passing"]
-"""gradient: a storage is now a parameter's whole gradient; copy: it is a weight in bf16; passing: bytes that a kernel
-needs while it runs."""
+"""gradient: a storage is now a parameter's full gradient; copy: it is a bf16 copy of a weight; passing: temporary bytes
+of a kernel.
+"""
 FLASH, FLASH_BACKWARD = "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"
 PASSING = (FLASH_BACKWARD, "_softmax_backward_data")
-"""Operators whose kernels on a GPU allocate and free as many fp32 numbers as their second argument has: the query,
-whose gradient is summed in fp32; the probabilities, which are multiplied by their gradient."""
+"""Operators whose GPU kernels allocate and free as many fp32 elements as their second argument has: the query, whose
+gradient is summed in fp32; the probabilities, which are multiplied by their gradient.
+"""
 CUBLAS = ("mm", "addmm", "bmm", "baddbmm")
 BACKWARD_OF_FLASH = 2.5
-"""Matmuls of attention's backward pass over those of its forward pass."""
+"""Ratio of the matmuls in attention's backward and forward pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happens to a storage during a step."""
+    """An event of a storage during a step."""
 
     kind: Kind
     storage: int
     bytes: int = 0
-    """Of an allocation; of a gradient, the index of its parameter."""
+    """Bytes of an allocation; for a gradient, the index of its parameter."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,11 @@ class Trace:
     """A training step without its optimizer."""
 
     parameters: tuple[Tensor, ...]
-    """Those that are trained, tied ones once."""
+    """Numbers of elements of the trained parameters, tied ones once."""
     constants: tuple[int, ...]
     """Bytes of all other storages that outlive the step: buffers, frozen weights, inputs."""
     units: tuple[int, ...]
-    """For each parameter, the unit in which FSDP gathers it: a block, or a module outside of blocks."""
+    """For each parameter, the unit in which FSDP gathers it: a block, or a module outside the blocks."""
     events: list[Event] = field(default_factory=list)
     work: Counter[str] = field(default_factory=Counter)
     """Amounts by kind of `step_work.Work`: FLOPs of matmuls, bytes of passes, scores, kernels."""
@@ -98,15 +100,14 @@ def trace_step(
     """Run one forward and backward pass of a module on the meta device.
 
     Args:
-        build: makes the module; called with the meta device as default.
-        inputs: the module's arguments, of which only shapes and dtypes count.
-        loss: makes a scalar of the module's output.
+        build: makes the module; called with the meta device as default. inputs: the module's arguments, where only
+            shapes and dtypes matter. loss: maps the module's output to a scalar.
         precision: of weights and operators.
         checkpointed: whether each block (member of a ModuleList or Sequential of equals) keeps only its input.
         on_gpu: whether attention, dropout and norms use a GPU's kernels.
 
     Raises:
-        ValueError: the module cannot be built or run without numbers, in one sentence.
+        ValueError: the module cannot be built or run without data, in one sentence.
     """
     with meta_errors("built"), torch.device("meta"):
         model = build()
@@ -128,7 +129,7 @@ def trace_step(
     recorder = Recorder(trace, [*model.parameters(), *model.buffers(), *arguments], on_gpu=on_gpu)
     kernels = AsOnGpu(autocast=precision == "autocast", on_copy=recorder.mark_copy) if on_gpu else None
     with meta_errors("run"), kernels or contextlib.nullcontext(), torch.device("meta"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of speed, on a device that computes nothing
+        warnings.simplefilter("ignore")  # about speed, on a device that computes nothing
         if checkpointed:
             _checkpoint_blocks(model, kernels)
         with recorder:
@@ -145,7 +146,7 @@ def trace_step(
 
 @contextlib.contextmanager
 def meta_errors(what: str) -> Iterator[None]:
-    """Turn what someone's module raises into one sentence."""
+    """Convert exceptions of the user's module into one sentence."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -161,14 +162,14 @@ def next_token(logits: Tensor) -> Tensor:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The longest list of modules of one class, which a training loop would checkpoint and shard one by one."""
+    """The longest list of modules of one class, which a training loop would checkpoint and shard individually."""
     lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
     equal = [blocks for blocks in lists if len(blocks) > 1 and len({type(block) for block in blocks}) == 1]
     return max(equal, key=len, default=[])
 
 
 class Recorder(TorchDispatchMode):
-    """Records the events and the work of all operators while it is on."""
+    """Records the events and the work of all operators while it is active."""
 
     def __init__(self, trace: Trace, known: Sequence[Tensor], *, on_gpu: bool = True):
         """`known`: tensors that exist already; `on_gpu`: whether to add what a GPU's kernels allocate."""
@@ -216,7 +217,9 @@ class Recorder(TorchDispatchMode):
 
     def _free(self, name: int) -> None:
         number = self._living.pop(name)
-        if self._sum and self._sum[0] == number:  # only the sum needed it: autograd adds in place, but not under a mode
+        if (
+            self._sum and self._sum[0] == number
+        ):  # needed only for the sum: autograd adds in place, but not under a mode
             self._living[self._sum[1]] = number
             self.trace.events.remove(self.trace.events[-1])
             self._sum = None
@@ -280,7 +283,7 @@ def _checkpoint_blocks(model: nn.Module, kernels: AsOnGpu | None) -> None:
 
 
 class _Checkpointed:
-    """A forward pass of which only the inputs are kept."""
+    """A forward pass that keeps only its inputs."""
 
     def __init__(self, forward: Callable[..., Any], kernels: AsOnGpu | None):
         self.forward, self.kernels = forward, kernels

@@ -1,4 +1,6 @@
-"""Whether a way to train fits into a GPU's memory, and how long its step takes, each with the closed form's error."""
+"""Whether a training configuration fits into a GPU's memory, and how long its step takes, each with the closed form's
+error.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,29 +18,29 @@ from cs336_systems.fit.strategies import strategies
 from cs336_systems.measure.gpus import gpu_of
 
 CONTEXT = 600 * 2**20
-"""Bytes of a CUDA context with PyTorch's kernels and cuBLAS, about."""
+"""Approximate bytes of a CUDA context with PyTorch's kernels and cuBLAS."""
 COLLECTIVES = 1700 * 2**20
-"""Bytes of NCCL's buffers, with which 148.4 of an H200's 150.8 GB are free before training on two."""
+"""Bytes of NCCL's buffers; with them 148.4 of an H200's 150.8 GB are free before training on two."""
 GAPS = 0.03
 """Share of the memory that gaps between the allocator's blocks may leave unusable."""
 
 Outcome = Literal["fits", "tight", "does not fit"]
-"""tight: it cannot be told within the closed form's error and the allocator's gaps."""
+"""tight: it cannot be decided within the closed form's error and the allocator's gaps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """One way to train."""
+    """One training configuration."""
 
     way: str
     kind: str
-    """By which its errors are known."""
+    """The kind of step for which its errors are recorded."""
     outcome: Outcome
     memory: Use
     outside: int
     """Bytes outside PyTorch's allocator: CUDA's context, NCCL's buffers."""
     memory_error: Error | None
-    """Of recorded steps of its kind; None if there are none."""
+    """Error of recorded steps of its kind; None if there are none."""
     seconds: float
     """Expected time of a step."""
     time_error: Error | None
@@ -54,7 +56,7 @@ class Prediction:
 
     @property
     def host_bound(self) -> bool:
-        """Whether the host is likely to pace the step."""
+        """Whether the step is likely host-bound."""
         return bool(host_bound(max(self.host_seconds, self.seconds), self.seconds))
 
 
@@ -64,7 +66,7 @@ def outside(ranks: int) -> int:
 
 
 def memory_error_of(setting: Setting) -> float:
-    """The largest error of memory to expect of a setting."""
+    """The largest expected memory error of a setting."""
     error = expected_error(setting, recorded().memory_errors)
     return max(MEMORY_WITHIN, error.most if error else 0.0)
 
@@ -76,7 +78,7 @@ def outcome(setting: Setting, capacity: float) -> Outcome:
 
 
 def outcome_of(peaks: Sequence[int], error: float, rest: int, capacity: float) -> Outcome:
-    """Whether some possible peaks, known within an error, fit with `rest` bytes outside the allocator."""
+    """Whether the possible peaks, known within an error, fit with `rest` bytes outside the allocator."""
     if (1 - error) * min(peaks) + rest > capacity:
         return "does not fit"
     if (1 + error) * max(peaks) + rest > (1 - GAPS) * capacity:
@@ -85,7 +87,7 @@ def outcome_of(peaks: Sequence[int], error: float, rest: int, capacity: float) -
 
 
 def predict(question: Question) -> Iterator[Prediction]:
-    """Predict each way to train the handout's model, in order."""
+    """Predict each training configuration of the handout's model, in order."""
     capacity = memory_of(question.gpu)
     rates = rates_of(question.gpu)
     assert rates is not None
@@ -106,7 +108,7 @@ def predict(question: Question) -> Iterator[Prediction]:
 
 
 def launches(setting: Setting) -> int:
-    """Kernels that the host launches one by one, about; none of a step in a CUDA graph."""
+    """Approximate number of kernels that the host launches one by one; zero for a step in a CUDA graph."""
     if setting.graph:
         return 0
     forward, backward = KERNELS[setting.passes]
@@ -120,6 +122,6 @@ def recorded_on(gpu: str) -> bool:
 
 
 def errors_on(gpu: str) -> Recorded:
-    """What is recorded on a GPU model, or else on the one to which the time model was fitted."""
+    """The recorded errors on a GPU model, or else on the one to which the time model was fitted."""
     known = {gpu_of(each.gpu): each for each in (recorded(), *recorded().others)}
     return known.get(gpu_of(gpu), recorded())
