@@ -1,3 +1,3 @@
-"""Systems experiments for language-model training: the code measured, the instruments, and the experiments."""
+"""Systems experiments for language-model training: the measured code, the instruments, and the experiments."""
 
 __version__ = "0.2.0"

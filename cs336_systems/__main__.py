@@ -1,4 +1,4 @@
-"""The command `cs336-systems`: each subcommand by its name, with the options of its own.
+"""The command `cs336-systems`: subcommands by name, each with its own options.
 
 Launch: cs336-systems fit --size 2.7B
 """
@@ -29,7 +29,7 @@ MEASURE = "measure", "measure NAME: run one experiment's cells by hand, and prin
 
 
 def main() -> None:
-    """Run a subcommand; exits with status 2 and one sentence where there is none of that name."""
+    """Run a subcommand; exits with status 2 and one sentence if it does not exist."""
     match sys.argv[1:]:
         case [] | ["-h" | "--help"]:
             print(usage())
@@ -78,7 +78,7 @@ def run(module: str, options: Sequence[str]) -> None:
 
 
 def snakemake(target: str, options: Sequence[str]) -> int:
-    """Run Snakemake in this folder; returns its exit status."""
+    """Run Snakemake in this folder; return its exit status."""
     if not Path("Snakefile").is_file():
         refuse("there is no Snakefile in this folder; allowed: a clone of cs336-systems")
     if importlib.util.find_spec("snakemake") is None:

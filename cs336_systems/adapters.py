@@ -1,4 +1,4 @@
-"""Calls of own implementations: as the handout's tests call its adapters, or by a class's own methods.
+"""Calls of a user's implementations: like the adapters in the handout's tests, or through a class's own methods.
 
 No torch here.
 """
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 Hook = Callable[[Any, Any], Any]
 """Called with a model and its optimizer."""
 GATHERS = ("gather_full_parameters", "gather_full_params", "fsdp_gather_full_params", "get_full_params_state_dict")
-"""Names of methods, or of functions in the module of an FSDP class, that gather whole weights."""
+"""Names of methods, or of functions in an FSDP class's module, that gather unsharded weights."""
 
 
 class Wrapped(NamedTuple):
-    """A wrapped model, and what is called with it in a step."""
+    """A wrapped model, and the functions called with it in a step."""
 
     model: "nn.Module"
     before: Hook | None
@@ -29,11 +29,11 @@ class Wrapped(NamedTuple):
     after: Hook | None
     """After the backward pass."""
     gather: "Callable[[], Mapping[str, Tensor]] | None"
-    """Gathers its whole weights by name."""
+    """Gathers its unsharded weights by name."""
 
 
 def by_methods(wrapped: "nn.Module", module: ModuleType | None = None) -> Wrapped:
-    """Look up what a wrapped model's methods, or the functions of a module, are for."""
+    """Look up a wrapped model's methods, or a module's functions, by purpose."""
     gather = next((getattr(wrapped, name) for name in GATHERS if hasattr(wrapped, name)), None)
     function = next((getattr(module, name) for name in GATHERS if hasattr(module, name)), None)
     return Wrapped(
@@ -50,13 +50,13 @@ def _method(wrapped: "nn.Module", name: str) -> Hook | None:
 
 
 def by_end(given: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Look up names that are the ends of given ones, of several the shortest: "weight" is that of "module.weight"."""
+    """Look up names that are suffixes of the given ones, the shortest of several: "weight" matches "module.weight"."""
     keys = {name: [key for key in given if f".{key}".endswith(f".{name}")] for name in names}
     return {name: given[min(found, key=len)] for name, found in keys.items() if found}
 
 
 class Adapters:
-    """An implementation that is named as [FOLDER/]package.module:name, an adapter or a class or function."""
+    """An implementation named as [FOLDER/]package.module:name: an adapter, a class or a function."""
 
     def __init__(self, path: str, load: Callable[[str], Any] = load_path) -> None:
         self.path, self.load, self.name = path, load, path.rpartition(":")[2]
@@ -84,7 +84,7 @@ class Adapters:
         """Wrap a module whose weights are sharded.
 
         Raises:
-            NotImplementedError: it takes no compute_dtype, and one is asked for.
+            NotImplementedError: it accepts no compute_dtype, but one is requested.
         """
         found = self.load(self.path)
         if compute_dtype is not None and "compute_dtype" not in inspect.signature(found).parameters:

@@ -1,4 +1,4 @@
-"""The structure of config.yaml as one pydantic model, which also writes its JSON Schema, and the answer to a mistake.
+"""The structure of config.yaml as one pydantic model, which also writes its JSON Schema, and the reports of mistakes.
 
 The parameters inside a grid are checked against the experiment's dataclass (`experiments`), so they are not repeated
 here. No torch here.
@@ -19,19 +19,19 @@ from cs336_systems.experiments.registry import EXPERIMENTS, KINDS
 CONFIG = "config.yaml"
 AUTO, NONE, CPU, CUDA = "auto", "none", "cpu", "cuda"
 SMOKE, HANDOUT, QUICK = "smoke", "handout", "quick"
-"""Scales; `quick` has no grids of its own, but measures cells of the handout's."""
+"""Scales; `quick` has no separate grids, but measures cells of the handout's grids."""
 LARGEST_SEED = 2**63 - 1
 LONGEST_QUOTE = 200
 A_NAME = "text (a number in quotes)"
 ABOUT_KEYS = ("invalid_key", "extra_forbidden", "missing")
-"""pydantic's errors about a key, with the path of what that key has, or would have."""
+"""pydantic's errors about a key, with the path of the key's value."""
 
 Sources = Sequence[tuple[str, Mapping[str, Any]]]
-"""Where a configuration comes from: each source's name and content, later ones overriding earlier ones."""
+"""The sources of a configuration: each source's name and content, later ones overriding earlier ones."""
 
 
 class Mistake(ValueError):
-    """Something in the configuration that is not allowed: where it is, key by key, and a sentence about it."""
+    """An invalid part of the configuration: its path of keys, and a sentence about it."""
 
     def __init__(self, path: Iterable[Any], sentence: str) -> None:
         super().__init__(sentence)
@@ -39,14 +39,14 @@ class Mistake(ValueError):
 
 
 class Part(BaseModel):
-    """A mapping in config.yaml with fixed keys. The description of a field is what its error says is allowed."""
+    """A mapping in config.yaml with fixed keys. A field's description is the allowed values in its error."""
 
-    # Strict: to pydantic 1.0 and "1" are integers; to a command line they are not.
+    # Strict: for pydantic 1.0 and "1" are integers; for a command line they are not.
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 class Shape(Part):
-    """A model shape of the user's own."""
+    """A user's model shape."""
 
     d_model: int = Field(description="a whole number")
     d_ff: int = Field(description="a whole number")
@@ -55,7 +55,7 @@ class Shape(Part):
 
 
 class Grid(Part):
-    """Values of an experiment's parameters, of which all combinations are measured."""
+    """Values of an experiment's parameters; all combinations are measured."""
 
     model_config = ConfigDict(
         extra="allow", json_schema_extra={"minProperties": 1, "propertyNames": {"description": A_NAME}}
@@ -103,7 +103,7 @@ Own = Annotated[
 
 
 class Implementations(Part):
-    """Implementations of the user's own, by family, and a folder whose tests/adapters.py makes some."""
+    """The user's implementations by family, and a folder whose tests/adapters.py provides some."""
 
     attention: Own = {}
     data_parallel: Own = {}
@@ -147,7 +147,7 @@ def _percentage(text: str) -> str:
 
 
 def _named(experiments: Any) -> Any:
-    """Refuse an experiment that does not exist, and a configuration without one of the report's."""
+    """Refuse an unknown experiment, and a configuration that lacks one of the report's experiments."""
     if not isinstance(experiments, dict):
         return experiments
     wrong = [("invalid_key", key) for key in experiments if key not in KINDS]
@@ -206,7 +206,7 @@ def read_config(content: Mapping[str, Any]) -> Config:
     """Check a configuration's structure.
 
     Raises:
-        Mistake: a key or a value that is not allowed; the one that is nested least, if there are several.
+        Mistake: a key or a value that is not allowed; the least nested of several.
     """
     try:
         return Config.model_validate(content)
@@ -215,7 +215,7 @@ def read_config(content: Mapping[str, Any]) -> Config:
 
 
 def _mistake(content: Mapping[str, Any], error: ValidationError) -> Mistake:
-    """Put a validation error into one sentence: key, value, and what the schema says is allowed."""
+    """Convert a validation error into one sentence: key, value, and the schema's allowed values."""
     errors = error.errors()
     first = min(errors, key=lambda each: (len(_place(each)), each["type"] == "missing"))
     loc, place = first["loc"], _place(first)
@@ -235,13 +235,13 @@ def _mistake(content: Mapping[str, Any], error: ValidationError) -> Mistake:
 
 
 def _quoted(value: Any) -> str:
-    """A value as a sentence quotes it: the beginning of a long one."""
+    """A value to quote in a sentence; long values are truncated."""
     text = repr(value)
     return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}..."
 
 
 def _place(error: ErrorDetails) -> tuple[int | str, ...]:
-    """The path of the value that an error is about: of the mapping, if it is about a key."""
+    """The path of the value in an error; for a key, the path of its mapping."""
     loc = error["loc"]
     if loc[-1:] == ("[key]",):
         return loc[:-2]
@@ -249,7 +249,9 @@ def _place(error: ErrorDetails) -> tuple[int | str, ...]:
 
 
 def _follow(content: Any, place: Sequence[int | str]) -> tuple[dict[str, Any], Any, tuple[int | str, ...]]:
-    """The schema of a place, its value and its path; of a union as a whole, for whose members pydantic adds names."""
+    """The schema at a path, with value and path; for a union the whole union, since pydantic adds names for its
+    members.
+    """
     whole = schema = Config.model_json_schema()
     for depth, key in enumerate(place):
         patterns = schema.get("patternProperties", {}).values()
@@ -262,9 +264,9 @@ def _follow(content: Any, place: Sequence[int | str]) -> tuple[dict[str, Any], A
 
 
 def as_in_a_file(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of `--config` as a YAML file has them.
+    """The values of `--config` as in a YAML file.
 
-    Snakemake makes text of `true`, and of every number and switch inside a mapping or a list.
+    Snakemake converts `true`, and every number and switch inside a mapping or a list, to text.
     """
     return {
         key: _from_text(value) if key == "strict" or not isinstance(value, str) else value

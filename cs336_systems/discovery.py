@@ -1,4 +1,4 @@
-"""Discovery of experiments, figures and checks: every module of their package counts."""
+"""Discovery of experiments, figures and checks among the modules of their package."""
 
 import importlib
 import pkgutil

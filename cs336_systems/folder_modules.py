@@ -1,9 +1,9 @@
-"""Modules of a folder that somebody has handed over, imported under a private package.
+"""Modules of a user's folder, imported under a private package.
 
-A solution of the handout calls its package `cs336_systems`, as this project does, and may bring its own
-`cs336_basics`. Its modules are imported below a package with the folder's name and a digest, where they clash with
-none, and get an `__import__` of their own: `import cs336_systems.flash` finds theirs at the top of a module, in a
-function and through `importlib`, whatever this process has imported by that name. Files and line numbers are kept.
+A solution of the handout calls its package `cs336_systems`, like this project, and may have its own `cs336_basics`. Its
+modules are imported below a package named by the folder and a digest, which avoids clashes, and have their own
+`__import__`: `import cs336_systems.flash` imports theirs at module level, in a function and through `importlib`,
+regardless of this process's modules with that name. Files and line numbers are kept.
 """
 
 import builtins
@@ -23,20 +23,20 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 PROJECT = ("cs336_systems", "scripts", "tests", "examples")
-"""This project's packages, which no other folder's code gets by their names."""
+"""This project's packages, which other folders' code cannot import by name."""
 HANDOUTS_BASICS = "cs336_basics"
 LAYERS_MODULE, LAYERS = f"{HANDOUTS_BASICS}.model", ("Linear", "Embedding")
 """The handout's module and classes of the layers that FSDP shards."""
 LEAF = ("__name__",)
-"""What is imported from a module to get the module itself, not its top-level package."""
+"""The name imported from a module to get the module itself, not its top-level package."""
 
 
 class MissingPackage(ModuleNotFoundError):
-    """A folder's code needs a package that is not there."""
+    """A folder's code needs a package that is not installed."""
 
 
 class Absent:
-    """Stands for what could not be imported, so that only its use fails."""
+    """A stand-in for an object that could not be imported, so that only its use fails."""
 
     def __init__(self, error: BaseException, known: Mapping[str, Any]) -> None:
         self._error = error
@@ -45,7 +45,7 @@ class Absent:
     def _fail(self, *_: Any, **__: Any) -> NoReturn:
         error = self._error
         if isinstance(error, MissingPackage):
-            raise error.with_traceback(None)  # Where it is used says more than where it is imported.
+            raise error.with_traceback(None)  # The place of use is more informative than the place of import.
         raise error if isinstance(error, Exception) else ImportError(f"its import raises {error!r}")
 
     def __getattr__(self, name: str) -> Any:
@@ -66,21 +66,21 @@ class Absent:
     def __instancecheck__(self, _: Any) -> bool:
         self._fail()
 
-    __iter__ = __contains__ = _fail  # else Python asks __getitem__ for items without end
+    __iter__ = __contains__ = _fail  # otherwise Python calls __getitem__ forever
 
     def __mro_entries__(self, _: Any) -> tuple[type, ...]:
         return (type("Absent", (), {"__init__": self._fail}),)
 
 
 class Source(SourceFileLoader):
-    """Loads a module of a folder with builtins of its own."""
+    """Loads a module of a folder with its own builtins."""
 
     def __init__(self, name: str, path: str, modules: "FolderModules") -> None:
         super().__init__(name, path)
         self.modules = modules
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute it; the layers of the model under test take the place of the handout's."""
+        """Execute it; the layers of the model under test replace the handout's."""
         vars(module)["__builtins__"] = self.modules.builtins
         super().exec_module(module)
         if module.__name__ == f"{self.modules.package}.{LAYERS_MODULE}" and not self.modules.own_layers:
@@ -88,14 +88,16 @@ class Source(SourceFileLoader):
 
 
 class NoDistribution(importlib.metadata.Distribution):
-    """What the handout's packages find when they ask for their own version without being installed."""
+    """The distribution returned to the handout's packages when they look up their own version without being
+    installed.
+    """
 
     def read_text(self, filename: str) -> str | None:
         """A version, and nothing else."""
         return "Metadata-Version: 2.1\nVersion: 0\n" if filename == "METADATA" else None
 
     def locate_file(self, path: Any) -> Path:
-        """Locate a file, of which there is none."""
+        """Locate a file; none exist."""
         return Path(path)
 
 
@@ -106,9 +108,8 @@ class FolderModules(MetaPathFinder):
         """Make the folder's private package; nothing is imported yet.
 
         Args:
-            folder: its path.
-            own_layers: whether the layers of its `cs336_basics.model` are its own, not PyTorch's, of which the models
-                consist that are timed.
+            folder: its path. own_layers: whether the layers of its `cs336_basics.model` are its own, not PyTorch's,
+                which timed models use.
         """
         self.folder, self.own_layers = folder.resolve(), own_layers
         digest = hashlib.sha256(str(self.folder).encode()).hexdigest()[:8]
@@ -116,9 +117,9 @@ class FolderModules(MetaPathFinder):
         self.builtins = {**vars(builtins), "__import__": self._import}
         self._path = tuple(sys.path)
         self._known: dict[str, bool] = {}
-        """Whether top-level modules that were imported are the folder's: functions import them in each call."""
+        """Whether imported top-level modules are the folder's: functions import them in each call."""
         self._absent: dict[str, BaseException] = {}
-        """What could not be imported, and why."""
+        """Names that could not be imported, and why."""
         self._failed: tuple[str, BaseException | None] = ("", None)
         self._depth = 0
         self._importlib = ModuleType("importlib")
@@ -128,7 +129,7 @@ class FolderModules(MetaPathFinder):
         sys.meta_path.insert(0, self)
 
     def load(self, name: str) -> ModuleType:
-        """Import a module by its name in the folder; what cannot be imported on the way fails where it is used."""
+        """Import a module by its name in the folder; dependencies that cannot be imported fail where they are used."""
         if not self.has(name.partition(".")[0]):
             own = " (a module of Python's own has this name)" if name in sys.stdlib_module_names else ""
             raise ModuleNotFoundError(f"No module named {name!r} in {self.folder.name}{own}", name=name)
@@ -140,7 +141,7 @@ class FolderModules(MetaPathFinder):
         spec = None if name in sys.stdlib_module_names else PathFinder.find_spec(name, self._search())
         if spec is None or spec.origin:
             return spec is not None
-        # A folder without __init__.py is a package if it has modules, unlike one that a package of its name writes.
+        # A folder without __init__.py is a package if it has modules, unlike an output folder of that name.
         folders = map(Path, spec.submodule_search_locations or ())
         return any(next(folder.glob(code), None) for folder in folders for code in ("*.py", "*/*.py"))
 
@@ -155,24 +156,24 @@ class FolderModules(MetaPathFinder):
         return spec
 
     def find_distributions(self, context: Any) -> Iterator[importlib.metadata.Distribution]:
-        """Find a version of the handout's packages where they are not installed."""
+        """Find a version of the handout's packages if they are not installed."""
         installed = importlib.metadata.MetadataPathFinder.find_distributions(context)
         if str(context.name).startswith("cs336") and not any(installed):
             yield NoDistribution()
 
     def _search(self) -> list[str]:
-        """The folders of top-level modules, with those that the code itself has put on sys.path."""
+        """The folders of top-level modules, including those that the code itself added to sys.path."""
         known = search_path(self.folder)
-        # Others that are in the folder are an environment's, such as the one that runs this.
+        # Other ones in the folder belong to an environment, such as the one that runs this.
         added = (path for path in sys.path if path not in self._path and Path(path).is_relative_to(self.folder))
         return [*known, *added]
 
     def _import(
         self, name: str, globals: Any = None, locals: Any = None, fromlist: Sequence[str] | None = (), level: int = 0
     ) -> Any:
-        """Import as `__import__` does, the folder's modules first.
+        """Import like `__import__`, the folder's modules first.
 
-        What fails is noted by the innermost import, and tried again by the outermost, with a stand-in for it.
+        The innermost import records a failure, and the outermost retries with a stand-in for it.
         """
         if level:
             name = importlib.util.resolve_name("." * level + name, globals["__package__"])
@@ -194,17 +195,17 @@ class FolderModules(MetaPathFinder):
                 self._depth -= 1
 
     def _import_module(self, name: str, package: str | None = None) -> Any:
-        """Import as `importlib.import_module` does."""
+        """Import like `importlib.import_module`."""
         return self._import(importlib.util.resolve_name(name, package), fromlist=LEAF)
 
     def _found(self, name: str, fromlist: Sequence[str]) -> Any:
-        """Import a module of some name, or what stands for it."""
+        """Import a module by name, or its stand-in."""
         top = name.partition(".")[0]
         theirs = self._known[top] if top in self._known else self.has(top)
         absent = next((each for each in self._absent if f"{name}.".startswith(f"{each}.")), "")
         if absent and (fromlist or absent == top):
             return self._stand_in(absent)
-        if absent:  # `import package.module`, which gives the package
+        if absent:  # `import package.module`, which returns the package
             name, _, leaf = absent.rpartition(".")
             if theirs:
                 setattr(self._theirs(name), leaf, self._stand_in(absent))
@@ -213,7 +214,7 @@ class FolderModules(MetaPathFinder):
         return module if fromlist or not theirs else sys.modules[f"{self.package}.{top}"]
 
     def _others(self, name: str, fromlist: Sequence[str]) -> ModuleType:
-        """A module that is not the folder's, and none of this project's."""
+        """A module that belongs neither to the folder nor to this project."""
         top = name.partition(".")[0]
         if top in PROJECT:
             raise MissingPackage(f"it needs the package {top}, which is not in its folder", name=top)
@@ -237,19 +238,19 @@ class FolderModules(MetaPathFinder):
         return Absent(self._absent[absent], pytorchs_layers() if absent == HANDOUTS_BASICS else {})
 
     def _shorten(self, error: BaseException) -> None:
-        """Take the private package out of a message."""
+        """Remove the private package from a message."""
         if isinstance(error, ImportError) and error.msg:
             error.msg = error.msg.replace(f"{self.package}.", "")
 
 
 def search_path(folder: Path) -> list[str]:
-    """Where a folder's top-level modules are: in itself, next to its `cs336_basics`, and in `src`."""
+    """The locations of a folder's top-level modules: the folder, next to its `cs336_basics`, and `src`."""
     basics = sorted(folder.glob(f"*/{HANDOUTS_BASICS}/__init__.py"))
     return [str(folder), *(str(file.parents[1]) for file in basics), str(folder / "src")]
 
 
 def pytorchs_layers() -> dict[str, Any]:
-    """PyTorch's layers by the names of the handout's."""
+    """PyTorch's layers under the handout's names."""
     return {name: getattr(importlib.import_module("torch.nn"), name) for name in LAYERS}
 
 

@@ -26,11 +26,13 @@ TRACED = {"training_step": "kernel_profile", "fastest_step": "training_ladder"}
 """The traces that are written, and the experiment whose parameters describe the step of each."""
 LARGEST_NUMBER = 2**31 - 1
 MOST_CELLS = 10_000
-"""The most cells of one grid: weeks, if a cell takes a minute."""
+"""Maximum number of cells of one grid: weeks, if a cell takes a minute."""
 MOST_PROCESSES = 256
-"""The most processes of one launch. Without GPUs they share a host, and each needs some hundred MB of its memory."""
+"""Maximum number of processes of one launch. Without GPUs they share a host, and each needs some hundred MB of its
+memory.
+"""
 LONGEST_NAME = 100
-"""Bytes of the name of a job, which is that of files too, or of a size."""
+"""Maximum bytes of a job's name, which is also a file name, or of a size's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +66,15 @@ class Job:
 
     @property
     def own_implementations(self) -> tuple[Implementation, ...]:
-        """The user's own implementations that take part in the job."""
+        """The user's implementations in the job."""
         return tuple(dict.fromkeys(own for cell in self.cells for own in own_implementations(cell)))
 
     @property
     def revisions(self) -> str:
-        """Revisions of its experiment, and of whatever else is not at its first: when they change, it is stale.
+        """Revisions of its experiment, and of everything else that is not at its first revision: when they change, the
+        job is stale.
 
-        An instrument that is used from now on, and whose code has not changed, makes nothing stale.
+        A newly used instrument whose code has not changed makes nothing stale.
         """
         found: dict[str, str] = {}
         for cell in self.cells:
@@ -95,10 +98,9 @@ def device_of(cell: Experiment, machine: str) -> str:
 
 
 def own_texts(experiment: str, config: Config) -> list[str]:
-    """The implementations of a user's own that take part in an experiment, as its parameter names them.
+    """The user's implementations in an experiment, in the format of its parameter.
 
-    Raises:
-        Mistake: a name or a path that is not allowed, or a name that another contender of the experiment has.
+    Raises: Mistake: a name or a path that is not allowed, or another contender's name.
     """
     taken = {contender.name for contender in getattr(KINDS[experiment], "contenders", ())}
     texts = []
@@ -119,10 +121,9 @@ def own_texts(experiment: str, config: Config) -> list[str]:
 
 
 def own_adapters(folder: str) -> Named:
-    """The implementations that the adapters in a folder make; none without a folder.
+    """The implementations provided by a folder's adapters; none without a folder.
 
-    Raises:
-        Mistake: it has no adapters, or its path cannot stand in a row.
+    Raises: Mistake: it has no adapters, or its path is not allowed in a row.
     """
     if folder == NONE:
         return []
@@ -135,11 +136,11 @@ def own_adapters(folder: str) -> Named:
 def with_own(
     kind: type[Experiment], values: Mapping[str, Sequence[Any]], own: Sequence[str], owner: Mapping[Experiment, str]
 ) -> dict[str, Sequence[Any]]:
-    """A grid's values with implementations of a user's own, unless another grid has them for some of its cells."""
+    """A grid's values with the user's implementations, unless another grid has them for some of its cells."""
     if not own:
         return dict(values)
     default = {field.name: field.default for field in dataclasses.fields(kind)}[PARAMETER]
-    if not default:  # All take part in one cell.
+    if not default:  # All are measured in one cell.
         return {**values, PARAMETER: [",".join(own)]}
     if any(cell in owner for cell in expand(kind, {**values, PARAMETER: own})):
         return dict(values)
@@ -147,11 +148,11 @@ def with_own(
 
 
 def plan_jobs(experiment: str, config: Config, scale: str, *, recorded: bool = False) -> dict[str, Job]:
-    """The jobs of one experiment, by name; grids that are only recorded take part where nothing is measured.
+    """The jobs of one experiment, by name; grids that are only recorded are included if nothing is measured.
 
     Raises:
-        Mistake: a parameter that the experiment does not have, a value it does not allow, a custom size that is
-            not a valid shape, a cell planned twice, or a name that two jobs would have or that is too long.
+        Mistake: a parameter that the experiment does not have, a value it does not allow, a custom size that is not a
+            valid shape, a cell planned twice, or a job name that is too long or used twice.
     """
     kind = KINDS[experiment]
     sizes = own_sizes(config.sizes)
@@ -168,7 +169,7 @@ def plan_jobs(experiment: str, config: Config, scale: str, *, recorded: bool = F
             values = with_own(kind, grid.values, own, owner)
             for job in _grid_jobs(kind, grid_name, values, grid.one_job_per, sizes, config.model):
                 if of_record.issuperset(job.cells):
-                    continue  # What a recorded grid before this one has is measured anew in this one.
+                    continue  # Cells of an earlier recorded grid are measured again in this one.
                 if grid.recorded_only:
                     of_record.update(job.cells)
                 _add(job, jobs, owner)
@@ -178,7 +179,7 @@ def plan_jobs(experiment: str, config: Config, scale: str, *, recorded: bool = F
 
 
 def _add(job: Job, jobs: dict[str, Job], owner: dict[Experiment, str]) -> None:
-    """Add a job to those of its experiment, whose names are those of files, and each of whose cells has one owner."""
+    """Add a job to its experiment's jobs; names must be unique as file names, and each cell belongs to one job."""
     for cell in job.cells:
         if cell in owner:
             raise ValueError(f"it plans a cell that {owner[cell]} already has: {job.arguments}")
@@ -191,15 +192,14 @@ def _add(job: Job, jobs: dict[str, Job], owner: dict[Experiment, str]) -> None:
 
 
 def grids_of(scale: str) -> str:
-    """The scale that has the grids of a scale."""
+    """The scale whose grids a scale uses."""
     return HANDOUT if scale == QUICK else scale
 
 
 def at_scale(grid: Grid, scale: str, path: tuple[str, ...]) -> Grid | None:
-    """A grid as a scale measures it: at `quick` with fewer values of some parameters, or not at all.
+    """A grid at a scale: at `quick` with fewer values of some parameters, or left out.
 
-    Raises:
-        Mistake: its values for `quick` are not among its own, or it is not one of the handout's.
+    Raises: Mistake: its values for `quick` are not among its own, or it is not one of the handout's grids.
     """
     if QUICK_KEY not in grid.model_fields_set:
         return grid
@@ -243,7 +243,7 @@ def _traced(name: str, key: str, config: Config) -> Job:
 
 
 def own_sizes(sizes: Mapping[str, Shape]) -> dict[str, str]:
-    """The custom sizes that the configuration defines, written out as the experiments take them, by name.
+    """The configuration's custom sizes by name, in the experiments' format.
 
     Raises:
         Mistake: a name or a shape that is not allowed.
@@ -264,8 +264,8 @@ def check_grid(grid: Mapping[str, Sequence[Any]]) -> None:
     """Check a grid for mistakes that any parameter can have.
 
     Raises:
-        ValueError: a parameter without a value, a value that is there twice, a number that is too large or not in
-            ASCII, or too many cells.
+        ValueError: a parameter without a value, a duplicate value, a number that is too large or not in ASCII, or too
+            many cells.
     """
     for key, values in grid.items():
         if not values:
@@ -307,7 +307,7 @@ def _grid_jobs(
         if key not in values:
             raise ValueError(f"{JOB_KEY} names {key!r}; allowed: {', '.join(values)}")
     check_grid(values)
-    expand(kind, values)  # The whole grid first: a complaint should not depend on how it is split.
+    expand(kind, values)  # The whole grid first: an error should not depend on how it is split.
     jobs = []
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     for chosen in combinations({key: values[key] for key in split}):
@@ -330,7 +330,7 @@ def _grid_jobs(
 
 
 def _in_full(size: str) -> str:
-    """A size as cells have it: a custom shape with its numbers in order, so that one shape is one text."""
+    """A size in the format of cells: a custom shape with its numbers in order, so that equal shapes have equal text."""
     if ":" not in size:
         return size
     return format_size(size_name(size), parse_size(size))

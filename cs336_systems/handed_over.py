@@ -1,4 +1,4 @@
-"""A folder that somebody has handed over: the implementations that it names. No torch here; nothing of it is run."""
+"""A user's folder: the implementations that it names. No torch here; none of its code is run."""
 
 import ast
 import re
@@ -17,20 +17,19 @@ Named = list[tuple[str, Implementation]]
 
 
 def handed_over(folder: Path) -> Path | None:
-    """The file that says which implementations a folder has: its implementations.yaml, else its adapters."""
+    """The file that lists a folder's implementations: its implementations.yaml, else its adapters."""
     return next((file for name in (NAMES, ADAPTERS) if (file := folder / name).is_file()), None)
 
 
 def folder_of(file: Path) -> Path:
-    """The folder of a file that `handed_over` finds."""
+    """The folder of a file returned by `handed_over`."""
     return file.absolute().parents[1] if file.name == ADAPTERS.name else file.absolute().parent
 
 
 def named_by(folder: str) -> Named:
-    """The implementations of a folder, each with the folder in its path, as rows and command lines name it.
+    """The implementations of a folder, each with the folder in its path, as in rows and command lines.
 
-    Raises:
-        ValueError: it names none, or has a path that they cannot hold, in one sentence.
+    Raises: ValueError: it names none, or has a path that is not allowed there, in one sentence.
     """
     file = handed_over(Path(folder))
     if file is None:
@@ -48,7 +47,7 @@ def implementations_in(file: Path) -> Named:
     """The implementations that a file names, adapters or YAML.
 
     Raises:
-        ValueError: it is a link, cannot be read, or names something else, in one sentence.
+        ValueError: it is a link, cannot be read, or has other content, in one sentence.
     """
     if file.is_symlink() or file.parent.is_symlink():
         raise ValueError(f"{file.name} is a symbolic link; allowed: a file")
@@ -64,7 +63,7 @@ def in_adapters(file: Path) -> Named:
     """The implementations of a file like the handout's tests/adapters.py, which is read, not run.
 
     Raises:
-        ValueError: it is no Python, or has no adapter.
+        ValueError: it is not Python, or has no adapter.
     """
     try:
         tree = ast.parse(file.read_bytes())
@@ -88,7 +87,7 @@ def read_implementations(content: Mapping[str, Any], source: str) -> Named:
     """The implementations that a mapping from families to names and paths names.
 
     Raises:
-        ValueError: an unknown family, or an entry that is none, in one sentence that begins with the source.
+        ValueError: an unknown family, or an invalid entry, in one sentence that begins with the source.
     """
     found = []
     for family, paths in content.items():

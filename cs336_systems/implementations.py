@@ -1,11 +1,12 @@
-"""A user's own implementations, which the configuration or a command line names as NAME=package.module:name.
+"""A user's implementations, named in the configuration or on a command line as NAME=package.module:name.
 
-Each is one more contender in an experiment of its family. NAME=FOLDER/package.module:name is one in another folder,
-whose packages may have the names of this project's. No torch here: only the named modules may import it.
+Each is an additional contender in its family's experiment. NAME=FOLDER/package.module:name is an implementation in
+another folder, whose packages may have the same names as this project's. No torch here: only the named modules may
+import it.
 
 Launch: python -m cs336_systems.implementations FAMILY NAME=package.module:name [FAMILY NAME=package.module:name ...]
 
-It exits with status 2 and one sentence if one cannot be loaded, or called as its family is.
+It exits with status 2 and one sentence if one cannot be loaded, or does not accept its family's arguments.
 """
 
 import importlib
@@ -41,19 +42,19 @@ ADAPTERS_OF = {
     "get_sharded_optimizer": ("sharded_optimizer", "adapter-optimizer"),
     "get_fsdp": ("fsdp", "adapter-fsdp"),
 }
-"""The adapters of both editions of the handout that make an implementation: its family, and its name in rows."""
+"""The adapters of both editions of the handout that provide an implementation: its family, and its name in rows."""
 BUCKET_SIZE = "bucket_size_mb"
 """The optional argument of wrappers with a bucket size."""
 PARAMETER = "implementation"
 """The experiments' parameter that names own implementations."""
 WHO = ("wrapper", "contender")
-"""Details that name the contender whose row it is, in experiments whose cells have several."""
+"""Details that name a row's contender, in experiments whose cells have several."""
 SHAPE = "NAME=package.module:name, its name of letters, digits, underscores and hyphens"
 FOLDER = r"[^\s,=:]+"
-"""A folder's path in rows and on command lines, where spaces, commas, = and : part other things."""
+"""A folder's path in rows and on command lines, where spaces, commas, = and : are separators."""
 LONGEST_NAME, LONGEST_PATH = 30, 200
 LOADED = "all loaded\n"
-"""Printed last by the check: a module that ends its process with status 0 prevents it."""
+"""Printed last by the check, to detect a module that ends its process with status 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,7 @@ class Implementation:
 
     @property
     def folder(self) -> str:
-        """The folder of its module; empty if that is found as any other."""
+        """The folder of its module; empty if it is imported like any other."""
         return self.path.partition(":")[0].rpartition("/")[0]
 
     @property
@@ -117,13 +118,13 @@ def parse_all(text: str) -> tuple[Implementation, ...]:
 
 
 def own_implementations(cell: Any) -> tuple[Implementation, ...]:
-    """Own implementations that take part in a cell of any experiment, or in a row of a table."""
+    """The user's implementations in a cell of any experiment, or in a row of a table."""
     text = getattr(cell, PARAMETER, "")
     return parse_all(text) if "=" in text else ()
 
 
 def family_of(experiment: str) -> str:
-    """The family whose implementations take part in an experiment; empty if none do."""
+    """The family of an experiment's user implementations; empty if it has none."""
     return next((family for family, its_experiment in FAMILIES.items() if its_experiment == experiment), "")
 
 
@@ -133,7 +134,7 @@ def label(text: str) -> str:
 
 
 def load_module(path: str) -> ModuleType:
-    """Import the module of what [FOLDER/]package.module:name names."""
+    """Import the module in [FOLDER/]package.module:name."""
     folder, _, module = path.rpartition(":")[0].rpartition("/")
     return modules_of(folder).load(module) if folder else importlib.import_module(module)
 
@@ -142,7 +143,7 @@ def load_path(path: str) -> Any:
     """Import the object that [FOLDER/]package.module:name names; the name may have dots.
 
     Raises:
-        ValueError: there is no such object.
+        ValueError: no such object exists.
     """
     found, module, name = load_module(path), path.rpartition(":")[0].rpartition("/")[2], path.rpartition(":")[2]
     for part in name.split("."):
@@ -160,7 +161,7 @@ def check(family: str, implementation: Implementation) -> None:
     """
     try:
         found = load_path(implementation.path)
-    except BaseException as error:  # whatever a module of anybody's raises
+    except BaseException as error:  # whatever a user's module raises
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}".removesuffix(": ")
         raise ValueError(f"{implementation.text} cannot be loaded: {reason.splitlines()[0][:300]}") from None
     arguments = CALLED_WITH[family]
@@ -168,8 +169,8 @@ def check(family: str, implementation: Implementation) -> None:
     if not callable(found):
         raise ValueError(f"{implementation.text} is of type {type(found).__name__}; {allowed}")
     if implementation.adapter:
-        return  # Whether it is there yet shows when it is called.
-    # PyTorch's own `apply` takes anything; what it calls with them has its context before.
+        return  # Whether it is implemented shows when it is called.
+    # PyTorch's own `apply` accepts anything; the function it calls has the context as first argument.
     call = getattr(found, "forward", found) if family == "attention" and isinstance(found, type) else found
     context = (None,) if call is not found else ()
     try:
@@ -179,7 +180,7 @@ def check(family: str, implementation: Implementation) -> None:
     except TypeError as error:
         raise ValueError(f"{implementation.text} cannot be called: {error}; {allowed}") from None
     except ValueError:
-        return  # Python knows no signature of it, as of some in C.
+        return  # Python knows no signature of it, as for some C functions.
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """End a run's jobs with the run, and ranks with their launcher, even if these were killed.
 
-No orphan process disturbs the timings of the next run.
+So no orphan process disturbs the timings of the next run.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 RUN = "CS336_SYSTEMS_RUN"
-"""Environment variable that identifies the run a process belongs to: host, process id and start time."""
+"""Environment variable that identifies a process's run: host, process id and start time."""
 INTERVAL_S = 1.0
 GRACE_S = 5.0
 """How long processes have to exit after SIGTERM until they are killed."""
@@ -36,7 +36,7 @@ def announce_run() -> None:
 
 
 def end_with_the_run(end: Callable[[], object] = _end_at_once) -> None:
-    """End this process when the run that started it is gone, at once or as given; does nothing outside a run.
+    """End this process when the run that started it is gone, immediately or as given; does nothing outside a run.
 
     Jobs that a cluster started on another host belong to the cluster, which ends them itself.
     """
@@ -58,13 +58,14 @@ def _run_on_this_host() -> tuple[int, str] | None:
 
 
 def end_members(run: str, session: int | None = None) -> None:
-    """End the processes of this host that belong to a run or to a session, whoever their parents are, but not this one.
+    """End the processes of this host that belong to a run or to a session, regardless of their parents, except this
+    one.
 
-    The environment that they were started with tells the run's from all others. They need not cooperate.
+    The environment with which they were started identifies the run's processes. They need not cooperate.
     """
     members = []
     for process in psutil.process_iter():
-        # Another user's process does not say, and one that has ended cannot.
+        # Another user's process is unreadable, and an ended one has no environment.
         with contextlib.suppress(psutil.Error, OSError):
             if process.pid != os.getpid() and (process.environ().get(RUN) == run or os.getsid(process.pid) == session):
                 process.terminate()
@@ -91,13 +92,13 @@ def _await_end(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
 
 
 def start_of(pid: int) -> str | None:
-    """When a process started, to tell it from a later one with the same id; None if it has ended."""
+    """When a process started, to distinguish it from a later one with the same id; None if it has ended."""
     if sys.platform == "linux":
         try:
             fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             return None
-        # State, and ticks since the boot, which unlike a time of day stay when the clock is set: proc_pid_stat(5).
+        # State, and ticks since boot, which do not change when the clock is set: proc_pid_stat(5).
         state, ticks = fields[0], fields[19]
         return None if state in "ZX" else ticks
     try:

@@ -127,7 +127,7 @@ class TransformerBlock(nn.Module):
 class TransformerLM(nn.Module):
     """A decoder-only language model: token ids to next-token logits.
 
-    Build it inside `with torch.device(device):` and its weights are made on that device, never on the host.
+    If it is built inside `with torch.device(device):`, its weights are created on that device, never on the host.
     """
 
     def __init__(
@@ -145,17 +145,12 @@ class TransformerLM(nn.Module):
         """Make a model with random weights.
 
         Args:
-            vocab_size: rows of the embedding and of the output head.
-            context_length: the longest sequence, in tokens.
-            d_model: width of the residual stream.
-            num_layers: blocks.
-            num_heads: attention heads per block.
-            d_ff: inner width of the feed-forward networks.
-            rope_theta: base of the rotary frequencies.
-            attention: a value of ATTENTION, or a function like them.
-            checkpoint_segment: of how many consecutive blocks only the input is kept for the backward pass, which
-                computes the rest again (activation checkpointing, Chen et al. 2016); the last segment may be shorter.
-                0 keeps everything.
+            vocab_size: rows of the embedding and of the output head. context_length: the longest sequence, in tokens.
+                d_model: width of the residual stream. num_layers: blocks. num_heads: attention heads per block. d_ff:
+                inner width of the feed-forward networks. rope_theta: base of the rotary frequencies. attention: a value
+                of ATTENTION, or a function like them. checkpoint_segment: number of consecutive blocks that keep only
+                their input for the backward pass, which recomputes the rest (activation checkpointing, Chen et al.
+                2016); the last segment may be shorter. 0 keeps everything.
 
         Raises:
             ValueError: a negative checkpoint_segment.
@@ -181,7 +176,7 @@ class TransformerLM(nn.Module):
         blocks = list(self.blocks)
         for start in range(0, len(blocks), self.checkpoint_segment):
             segment = blocks[start : start + self.checkpoint_segment]
-            # Without random numbers their state need not be put back for the second run, which a CUDA graph cannot do.
+            # Without random numbers, their state need not be restored for the second run, which a CUDA graph cannot do.
             draws = any(map(may_draw_random_numbers, segment))
             x = checkpoint(run_blocks, x, segment, use_reentrant=False, preserve_rng_state=draws)
         return self.lm_head(self.final_norm(x))
@@ -195,7 +190,7 @@ def run_blocks(x: Tensor, blocks: Iterable[nn.Module]) -> Tensor:
 
 
 def may_draw_random_numbers(block: nn.Module) -> bool:
-    """Whether a block has parts that are not of this project, such as dropout, and so may draw random numbers."""
+    """Whether a block has parts from outside this project, such as dropout, and so may draw random numbers."""
     return not all(_is_ours(type(x)) and _is_ours(getattr(x, "attention", type(x))) for x in block.modules())
 
 
@@ -208,7 +203,7 @@ def load_model_class(spec: str) -> Callable[..., nn.Module]:
     """Load the class that `package.module:Class` names; it accepts `TransformerLM`'s seven arguments by keyword.
 
     Raises:
-        ValueError: the specification is malformed, or names nothing that can be imported.
+        ValueError: the specification is malformed, or cannot be imported.
     """
     module, separator, name = spec.partition(":")
     if not separator:
@@ -232,15 +227,13 @@ def build_model(
     """Build a model with random weights on the device: the largest would not fit on a small host.
 
     Args:
-        model: the class, as `load_model_class` takes it.
-        shape: its size.
-        vocab_size: rows of the embedding and of the output head.
-        context_length: the longest sequence that it accepts, in tokens.
-        attention: a key of ATTENTION; models other than TransformerLM bring their own and take only `plain`.
-        checkpoint_segment: blocks per segment of activation checkpointing, 0 for none; only TransformerLM takes others.
-        device: where its weights are made and stay.
+        model: the class, in the format of `load_model_class`. shape: its size. vocab_size: rows of the embedding and of
+            the output head. context_length: the longest sequence that it accepts, in tokens. attention: a key of
+            ATTENTION; models other than TransformerLM have their own attention and accept only `plain`.
+            checkpoint_segment: blocks per segment of activation checkpointing, 0 for none; only TransformerLM accepts
+            others. device: where its weights are created and stay.
     """
-    # Only our own model is known to take these; others bring their own attention, whatever they call it.
+    # Only our own model is known to accept these; others have their own attention under any name.
     options: dict[str, Any] = {} if attention == "plain" else {"attention": ATTENTION[attention]}
     if checkpoint_segment:
         options["checkpoint_segment"] = checkpoint_segment

@@ -19,8 +19,8 @@ def check_model(model: str, attention: str = "plain") -> None:
     """Check that a model class can be loaded, and accepts the arguments of TransformerLM.
 
     Args:
-        model: package.module:Class.
-        attention: which attention is asked of it; only for others than plain it has an argument.
+        model: package.module:Class. attention: the requested attention; it is passed as an argument only if it is not
+            plain.
 
     Raises:
         ValueError: it cannot, or does not, in one sentence.
@@ -29,7 +29,7 @@ def check_model(model: str, attention: str = "plain") -> None:
         found = load_model_class(model)
     except ValueError:
         raise
-    except BaseException as error:  # whatever a module of anybody's raises
+    except BaseException as error:  # whatever a user's module raises
         reason = f"{type(error).__name__}: {error}".removesuffix(": ").splitlines()[0][:300]
         raise ValueError(f"model {model!r} cannot be loaded: {reason}") from None
     if not callable(found):

@@ -1,9 +1,9 @@
-"""Features of NVIDIA GPUs alone: PyTorch calls the GPUs of ROCm `cuda` too."""
+"""Features of NVIDIA GPUs only: PyTorch also calls ROCm's GPUs `cuda`."""
 
 import torch
 
 NONE = (0, 0)
-"""Less than any NVIDIA GPU's compute capability."""
+"""Below any NVIDIA GPU's compute capability."""
 
 
 def uuid(device: torch.device) -> str:
@@ -12,7 +12,9 @@ def uuid(device: torch.device) -> str:
 
 
 def compute_capability(device: torch.device) -> tuple[int, int]:
-    """Return an NVIDIA GPU's compute capability; NONE for any other device, also of ROCm, whose numbers mean others."""
+    """Return an NVIDIA GPU's compute capability; NONE for any other device, including ROCm, whose numbers have another
+    meaning.
+    """
     if device.type != "cuda" or torch.version.hip:
         return NONE
     return torch.cuda.get_device_capability(device)

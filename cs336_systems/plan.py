@@ -47,9 +47,9 @@ class Plan:
     gpus: int
     """Number of its GPUs; 0 for a CPU, and for recorded results."""
     nodes: int
-    """Number of such machines that one launch may span."""
+    """Number of these machines that one launch may span."""
     recorded: bool
-    """Whether the report is made of recorded results, so that nothing is measured."""
+    """Whether the report is made from recorded results, so that nothing is measured."""
     scale: str
     """smoke, quick or handout."""
     jobs: dict[str, dict[str, Job]]
@@ -71,7 +71,7 @@ class Plan:
 
     @property
     def traces(self) -> Path:
-        """The folder of the traces that the report draws."""
+        """The folder of the traces drawn in the report."""
         return self.raw.with_name("traces")
 
     def trace(self, name: str) -> Path:
@@ -82,7 +82,8 @@ class Plan:
     def results(self) -> Path:
         """The folder of tables, figures and report, and of the jobs' CSV files if this run measures.
 
-        Scale `quick` has its own, since its jobs have fewer cells than those of the same name at scale `handout`.
+        Scale `quick` has its own folder, since its jobs have fewer cells than the jobs of the same name at scale
+        `handout`.
         """
         return Path("results", "recorded" if self.recorded else QUICK if self.scale == QUICK else "", self.machine)
 
@@ -107,7 +108,9 @@ class Plan:
         return job.processes if device_of(job.cells[0], self.device) == CUDA else 0
 
     def nodes_of(self, job: Job) -> int:
-        """Number of nodes that a job needs: the fewest that have its GPUs, equally many each; 1 if none have."""
+        """Number of nodes that a job needs: the smallest number that has its GPUs, the same number on each; 1 if none
+        have.
+        """
         needed = self.gpus_of(job)
         enough = (nodes for nodes in range(1, self.nodes + 1) if needed <= nodes * self.gpus and needed % nodes == 0)
         return next(enough, 1)
@@ -117,7 +120,7 @@ class Plan:
         return f"{launch_command(job.experiment, job.processes, self.nodes_of(job))} {job.arguments}"
 
     def obstacle(self, job: Job) -> str:
-        """Reason why a job is not measured in this run; empty if it is."""
+        """Reason why a job is not measured in this run; empty if it is measured."""
         if self.recorded:
             return self.too_large(job) or "not among the recorded results"
         needed = self.gpus_of(job)
@@ -128,7 +131,7 @@ class Plan:
         return f"it needs {needed} GPUs, and {self.gpus} {'is' if self.gpus == 1 else 'are'} visible"
 
     def too_large(self, job: Job) -> str:
-        """Reason why none of a job's cells fits into this machine's memory; empty if one may."""
+        """Reason why none of a job's cells fits into this machine's memory; empty if one may fit."""
         if device_of(job.cells[0], self.device) != CUDA:
             return ""
         reasons = (too_large(cell, self.machine) for cell in job.cells)
@@ -140,9 +143,8 @@ def make_plan(config: Mapping[str, Any], recorded: Path = Path("recorded"), sour
     """Make the plan of a configuration on this machine.
 
     Args:
-        config: the configuration, merged from all its sources.
-        recorded: the folder of recorded results.
-        sources: the files, and the command line, that it was merged from; config.yaml alone if none are given.
+        config: the configuration, merged from all its sources. recorded: the folder of recorded results. sources: the
+            files and the command line from which it was merged; only config.yaml if none are given.
 
     Raises:
         ValueError: a key, a value or a label that is not allowed, in one sentence that names it and its source.
@@ -190,7 +192,7 @@ def measuring_machine(machine: str) -> tuple[str, int]:
     """Label and number of GPUs of the machine that the configuration's key `machine` names.
 
     Raises:
-        Mistake: it names none, or a GPU whose name means no model or several.
+        Mistake: it names no GPU, or a name that matches no model or several.
     """
     if machine == AUTO:
         here = detect()
@@ -214,7 +216,7 @@ def plan_to_json(plan: Plan) -> str:
 
 
 def read_plan(path: Path) -> Plan:
-    """Read a plan that `plan_to_json` has serialized."""
+    """Read a plan serialized by `plan_to_json`."""
     content = json.loads(path.read_text(encoding="utf-8"))
     jobs = {
         part: {
@@ -233,7 +235,7 @@ def _read_job(job: Mapping[str, Any]) -> Job:
 
 
 def check_models(plan: Plan) -> None:
-    """Check that the source of every planned model can be found and read: it decides when a job is stale.
+    """Check that the source of every planned model can be located and read: it determines when a job is stale.
 
     Raises:
         Mistake: the first model whose source cannot.
@@ -247,7 +249,7 @@ def check_models(plan: Plan) -> None:
 
 
 def check_implementations(plan: Plan) -> None:
-    """Check that the source of every implementation of a user's own can be found and read.
+    """Check that the source of every user implementation can be located and read.
 
     Raises:
         Mistake: the first one whose source cannot.
@@ -263,7 +265,7 @@ def check_implementations(plan: Plan) -> None:
 
 
 def check_sizes(plan: Plan) -> None:
-    """Check that no shape has two names and no name two shapes: tables and figures tell sizes apart by their names.
+    """Check that no shape has two names and no name two shapes: tables and figures distinguish sizes by name.
 
     Raises:
         Mistake: the first size that shares its shape, or its name, with another.
@@ -283,7 +285,7 @@ def check_sizes(plan: Plan) -> None:
 
 
 def other_models(jobs: Iterable[Job]) -> list[tuple[str, str]]:
-    """The models other than TransformerLM that jobs measure, each with each kind of attention that they ask of it."""
+    """The models other than TransformerLM in jobs, each with every requested kind of attention."""
     cells = [cell for job in jobs for cell in job.cells]
     asked = [(getattr(cell, "model", OWN_MODEL), getattr(cell, "attention", "plain")) for cell in cells]
     return [pair for pair in dict.fromkeys(asked) if pair[0] != OWN_MODEL]

@@ -1,4 +1,4 @@
-"""Names for parts of a computation, which a profiler then shows. They cost nothing unless one is listening."""
+"""Names for parts of a computation, shown by a profiler. They cost nothing unless a profiler is listening."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ _listening = False
 
 def named_range(name: str) -> contextlib.AbstractContextManager[object]:
     """A part of a computation, for PyTorch's profiler and, as an NVTX range, for Nsight Systems."""
-    # Asked first: a compiled graph then neither depends on who is listening nor is compiled again for it.
+    # Checked first: then a compiled graph does not depend on a listener and is not recompiled for it.
     if torch.compiler.is_compiling() or not _listening:
         return contextlib.nullcontext()
     return _emit(name)
@@ -18,7 +18,7 @@ def named_range(name: str) -> contextlib.AbstractContextManager[object]:
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
-    """While this lasts, named ranges are emitted."""
+    """Emit named ranges inside this context."""
     global _listening
     _listening = True
     try:

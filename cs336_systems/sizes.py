@@ -1,20 +1,20 @@
-"""The model shapes that experiments are run on, by name."""
+"""The model shapes of the experiments, by name."""
 
 import re
 from dataclasses import asdict, dataclass, fields
 
 LONGEST_SHOWN = 120
-"""Letters of a refused size that are quoted."""
+"""Maximum number of quoted characters of a refused size."""
 MOST, MOST_LAYERS = 1_000_000, 10_000
-"""The largest numbers in a shape, and of blocks, which closed forms visit one by one."""
+"""The largest numbers in a shape, and of blocks, since closed forms visit blocks one by one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """The four numbers that fix a Transformer's size.
+    """The four numbers that determine a Transformer's size.
 
-    Raises:
-        ValueError: a number that is out of range, or a num_heads that does not divide d_model into heads of even width.
+    Raises: ValueError: a number that is out of range, or a num_heads that does not divide d_model into heads of even
+    width.
     """
 
     d_model: int
@@ -60,14 +60,14 @@ SPEC = "NAME:" + ",".join(f"{field.name}=N" for field in fields(ModelShape))
 
 
 def parse_size(size: str) -> ModelShape:
-    """The shape that a size names: a name in `SIZES`, or a custom shape written out as in `SPEC`.
+    """Return the shape of a size: a name in `SIZES`, or a custom shape in the format of `SPEC`.
 
     >>> parse_size("mine:d_model=512,d_ff=2048,num_layers=8,num_heads=8").d_model
     512
 
     Raises:
-        ValueError: no such name, a malformed specification, a name that is taken or does not fit a file name, or an
-            impossible shape.
+        ValueError: an unknown name, a malformed specification, a name that is taken or not allowed in a file name, or
+            an impossible shape.
     """
     if size in SIZES:
         return SIZES[size]
@@ -99,7 +99,7 @@ def check_own_name(name: str) -> None:
 
 
 def format_size(name: str, shape: ModelShape) -> str:
-    """The specification that `parse_size` reads back."""
+    """The specification of a size in the format of `parse_size`."""
     return f"{name}:" + ",".join(f"{key}={value}" for key, value in asdict(shape).items())
 
 

@@ -13,11 +13,13 @@ PHASES_OF_MODE = {
     "forward_backward": ("forward", "backward"),
     "train_step": ("forward", "backward", "optimizer"),
 }
-"""The phases of each kind of step. inference makes logits under no_grad; in the others, forward makes the loss."""
+"""The phases of each kind of step. inference computes logits under no_grad; in the others, forward computes the
+loss.
+"""
 
 
 class TrainingStep:
-    """The phases of a step, which share the loss: forward makes it, backward consumes it."""
+    """The phases of a step, which share the loss: forward computes it, backward consumes it."""
 
     def __init__(
         self,
@@ -31,9 +33,9 @@ class TrainingStep:
         """Prepare a step; nothing runs yet.
 
         Args:
-            model: token ids [batch, context] to logits [batch, context, vocabulary].
-            tokens: [batch, context + 1] integers: the inputs, and the targets one position later.
-            precision: fp32, or bf16 for autocast over the weights as they are.
+            model: token ids [batch, context] to logits [batch, context, vocabulary]. tokens: [batch, context + 1]
+                integers: the inputs, and the targets one position later. precision: fp32, or bf16 for autocast over the
+                unchanged weights.
             compiled: whether the model runs through torch.compile.
             optimizer: updates the model's parameters; needed only for the phase `optimizer`.
         """
@@ -53,7 +55,7 @@ class TrainingStep:
         return {name: phases[name] for name in PHASES_OF_MODE[mode]}
 
     def stages(self, mode: str) -> dict[str, Callable[[], None]]:
-        """The same work as `phases`, with the loss as a stage of its own where there is one."""
+        """The same work as `phases`, with the loss as a separate stage, if there is one."""
         phases = self.phases(mode)
         if mode == "inference":
             return phases
@@ -72,8 +74,8 @@ class TrainingStep:
 
     def make_logits(self) -> None:
         """Compute the model's output."""
-        # Free what the last step left first, like a loop that begins with zero_grad: neither its gradients nor its
-        # graph may be in memory together with this step's activations.
+        # First free the last step's gradients and graph, like a loop that begins with zero_grad: they must not be in
+        # memory together with this step's activations.
         self.loss = self.logits = None
         self.model.zero_grad(set_to_none=True)
         with precision_context(self.precision, self.inputs.device):
@@ -81,7 +83,7 @@ class TrainingStep:
         self.logits_dtype = self.logits.dtype
 
     def make_loss(self) -> None:
-        """Compute cross-entropy of the logits, which only the graph keeps from here on."""
+        """Compute cross-entropy of the logits, which from here on are kept only by the graph."""
         assert self.logits is not None, "the logits come first"
         logits, self.logits = self.logits, None
         with precision_context(self.precision, self.inputs.device):

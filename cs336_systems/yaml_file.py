@@ -7,14 +7,13 @@ import yaml
 from yaml import MappingNode, Node
 
 MOST_VALUES = 100_000
-"""The most values in one file, aliases expanded: many times the configuration's."""
+"""Maximum number of values in one file, with expanded aliases: many times the configuration's."""
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """The content of a YAML file that has keys at its top level.
+    """Read a YAML file with keys at its top level.
 
-    Raises:
-        ValueError: as `read_yaml`, or it holds something else, in one sentence.
+    Raises: ValueError: as `read_yaml`, or it has other content, in one sentence.
     """
     content = read_yaml(path)
     if not isinstance(content, dict):
@@ -27,7 +26,7 @@ def read_yaml(path: Path) -> Any:
     """The content of a YAML file.
 
     Raises:
-        ValueError: it cannot be read, is not YAML, or has a key twice, an alias of itself, or aliases that stand for
+        ValueError: it cannot be read, is not YAML, or has a duplicate key, a recursive alias, or aliases that expand to
             too much, in one sentence with line and column.
     """
     try:
@@ -44,7 +43,7 @@ def read_yaml(path: Path) -> Any:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise ValueError(f"{path}{place}: {error.problem}") from None
-    except yaml.YAMLError as error:  # characters that no YAML file has
+    except yaml.YAMLError as error:  # characters not allowed in YAML
         raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
 
 

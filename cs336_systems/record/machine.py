@@ -23,7 +23,7 @@ SOFTWARE = {
     "flash_attn": "FlashAttention-4",
     "python": "Python",
 }
-"""Columns of versions in every row, and what readers call them."""
+"""Columns of versions in every row, with their display names."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Machine:
 
     @property
     def name(self) -> str:
-        """The GPU model, or the processor where there is no GPU."""
+        """The GPU model, or the processor without a GPU."""
         return self.gpus[0] if self.gpus else self.cpu
 
     @property
@@ -65,7 +65,7 @@ def detect() -> Machine:
     """Detect the machine this process runs on, honouring CUDA_VISIBLE_DEVICES.
 
     Raises:
-        ValueError: CUDA_VISIBLE_DEVICES names a UUID which no GPU here has.
+        ValueError: CUDA_VISIBLE_DEVICES has a UUID of no GPU on this machine.
     """
     gpus, gpu_memory, driver, links = _visible_gpus()
     return Machine(
@@ -112,10 +112,10 @@ def _links(gpu: Any) -> str:
 
 
 def _visible_handles(visible: str, handles: list[Any]) -> list[Any]:
-    """The GPUs that CUDA_VISIBLE_DEVICES names by index or UUID; like CUDA, up to the first entry that names none.
+    """The GPUs that CUDA_VISIBLE_DEVICES names by index or UUID; like CUDA, up to the first invalid entry.
 
     Raises:
-        ValueError: a UUID that no GPU here has, which can only be a mistake.
+        ValueError: a UUID of no GPU on this machine, which can only be a mistake.
     """
     chosen = []
     for entry in (entry.strip() for entry in visible.split(",")):
@@ -130,11 +130,11 @@ def _visible_handles(visible: str, handles: list[Any]) -> list[Any]:
 
 def _by_uuid(uuid: str, handles: list[Any]) -> Any:
     known = {str(pynvml.nvmlDeviceGetUUID(handle)): handle for handle in handles}
-    # CUDA takes the beginning of a UUID if only one GPU's begins so.
+    # CUDA accepts the beginning of a UUID if it is unique.
     if len(found := [handle for name, handle in known.items() if name.startswith(uuid)]) == 1:
         return found[0]
     try:
-        return pynvml.nvmlDeviceGetHandleByUUID(uuid)  # a part of a GPU
+        return pynvml.nvmlDeviceGetHandleByUUID(uuid)  # a GPU partition
     except pynvml.NVMLError:
         allowed = ", ".join(known)
         raise ValueError(f"CUDA_VISIBLE_DEVICES names {uuid!r}; allowed: an index, or one of {allowed}") from None

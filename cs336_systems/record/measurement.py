@@ -11,16 +11,18 @@ Status = Literal["ok", "oom", "skipped", "failed"]
 WHOLE_CELL = "cell"
 """Metric of the one row of a cell that could not be measured."""
 WALL = "wall"
-"""Metric of a cell's total time, untimed parts (build, compilation, release) included."""
+"""Metric of a cell's total time, including untimed parts (build, compilation, release)."""
 SM_CLOCK, POWER = "sm_clock", "power"
-"""Metrics of the GPU's state during a cell, its build and warm-up included."""
+"""Metrics of the GPU's state during a cell, including its build and warm-up."""
 COMMON_UNITS: Mapping[str, str] = {WHOLE_CELL: "", WALL: "s", SM_CLOCK: "MHz", POWER: "W"}
 """Metrics that every experiment has, and their units."""
 STAGES = ("forward", "loss", "backward", "optimizer")
-"""The stages of a training step, in order, in the column `stage`. Each is a named range around everything else."""
+"""The stages of a training step, in order, in the column `stage`. Each is the outermost named range."""
 
 ORDERED_SAMPLES = 256
-"""Up to this many samples are kept in the order of measurement; more are sorted, so that equal ones can be counted."""
+"""Up to this number, samples are kept in the order of measurement; more samples are sorted, so that equal ones can be
+counted.
+"""
 SAMPLE_DIGITS = 5
 """Significant digits of a kept sample."""
 
@@ -53,9 +55,9 @@ class Measurement:
     status: Status = "ok"
     """ok; oom: memory ran out; skipped: this machine lacks something; failed: a tool such as a compiler failed."""
     message: str = ""
-    """Reason for any status but ok."""
+    """Reason for any status except ok."""
     samples: str = ""
-    """The samples as `format_samples` writes them; empty for a single one, which is the mean, and if not kept."""
+    """The samples in the format of `format_samples`; empty for a single sample (the mean), and if not kept."""
     details: Mapping[str, str] = field(default_factory=dict)
     """Values of the experiment's detail columns, which distinguish rows of the same cell and metric."""
 
@@ -63,7 +65,7 @@ class Measurement:
 def summarize(
     metric: str, unit: str, samples: Sequence[float], *, keep: bool = True, details: Mapping[str, str] | None = None
 ) -> Measurement:
-    """Summarize samples (at least one) and, unless they are not to be kept, keep them."""
+    """Summarize samples (at least one) and, by default, keep them."""
     ordered = sorted(samples)
     quintiles = statistics.quantiles(ordered, n=5, method="inclusive") if len(ordered) > 1 else ordered * 4
     return Measurement(

@@ -17,7 +17,7 @@ from cs336_systems.record.source import DIGEST_CHARACTERS
 
 
 def collect(device: torch.device, *, gpus: int, nodes: int = 1, seed: int, startup_seconds: float) -> Provenance:
-    """Collect the provenance of a job, given its number of GPUs and machines; each row has revisions of its own."""
+    """Collect the provenance of a job, given its number of GPUs and machines; each row has its own revisions."""
     machine = detect()
     on_gpu = device.type == "cuda"
     commit, dirty = _git_state()
@@ -44,7 +44,7 @@ def collect(device: torch.device, *, gpus: int, nodes: int = 1, seed: int, start
         revisions="",
         utc=datetime.now(UTC).isoformat(timespec="seconds"),
         seed=seed,
-        startup_seconds=max(startup_seconds, 0.0),  # The host's clock may have been set back meanwhile.
+        startup_seconds=max(startup_seconds, 0.0),  # The host's clock may have been set back in the meantime.
     )
 
 
@@ -72,13 +72,13 @@ def _version(package: str) -> str:
 
 
 def _cudnn_version() -> str:
-    """Major, minor and patch of the cuDNN that is loaded, as in 9.19.0; empty without one."""
+    """Major, minor and patch version of the loaded cuDNN, as in 9.19.0; empty without one."""
     number = torch.backends.cudnn.version()
     return "" if number is None else f"{number // 10_000}.{number // 100 % 100}.{number % 100}"
 
 
 def _git_state() -> tuple[str, bool | None]:
-    """Commit and dirty flag of the checkout this file is in; recorded results do not make it dirty."""
+    """Commit and dirty flag of this file's checkout; recorded results do not make it dirty."""
     git = ["git", "-C", str(Path(__file__).parents[2])]
     try:
         commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()

@@ -1,7 +1,7 @@
-"""Revisions of what measures: a row is current while those that made it are the present ones. No torch here.
+"""Revisions of measuring code: a row is current if the revisions that made it are the present ones. No torch here.
 
-Every experiment, contender and shared instrument has a revision in revisions.yaml, which is raised when a change of its
-code may change a measurement (`python -m scripts.revisions`). A user's own code has a digest instead.
+Every experiment, contender and shared instrument has a revision in revisions.yaml, which is raised when a code change
+may change a measurement (`python -m scripts.revisions`). A user's own code has a digest instead.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ from cs336_systems.yaml_file import read_mapping
 
 LOCK = Path(__file__).parents[1] / "revisions.yaml"
 FIRST = 1
-"""The revision of what is not in the lock yet."""
+"""The revision of units that are not in the lock yet."""
 OWN_MODEL = "cs336_systems.model:TransformerLM"
 CHOSEN = {("model", "flash_kernels"): ("attention", "flash")}
 """Instruments that another one runs only in cells with this value of a parameter."""
@@ -28,7 +28,7 @@ class Unit(NamedTuple):
     uses: tuple[str, ...]
     """The instruments that it uses directly."""
     digest: str
-    """The digest of the code that the revision was declared or accepted for."""
+    """The digest of the code for which the revision was declared or accepted."""
 
 
 @cache
@@ -41,8 +41,7 @@ def revisions_of(cell: Any, contenders: Iterable[str] = ()) -> dict[str, str]:
     """The revisions of an experiment, of some of its contenders, and of the instruments that they use.
 
     Args:
-        cell: a cell.
-        contenders: their names in its rows; of a user's own code there is a digest, by package.module:name.
+        cell: a cell. contenders: their names in its rows; a user's code has a digest, by package.module:name.
     """
     own = {implementation.name: implementation.path for implementation in own_implementations(cell)}
     names = [cell.name, *(own.get(each) or f"{cell.name}/{each}" for each in contenders)]
@@ -52,7 +51,7 @@ def revisions_of(cell: Any, contenders: Iterable[str] = ()) -> dict[str, str]:
 
 
 def _with_uses(names: Iterable[str], cell: Any) -> Iterator[str]:
-    """Names, and then those of all instruments that they use, each once."""
+    """Names, followed by the names of all instruments that they use, each once."""
     pending, seen = list(names), set[str]()
     while pending:
         name = pending.pop(0)
@@ -79,7 +78,7 @@ def present(name: str) -> str:
 
 
 def contenders_of(cell: Any) -> list[str]:
-    """The contenders that take part in a cell, as its rows name them."""
+    """The contenders of a cell, by their names in rows."""
     own = [implementation.name for implementation in own_implementations(cell)]
     if not set(WHO).intersection(cell.details):
         return own or [getattr(cell, PARAMETER)] if hasattr(cell, PARAMETER) else []
@@ -88,13 +87,13 @@ def contenders_of(cell: Any) -> list[str]:
 
 
 def as_text(revisions: dict[str, str]) -> str:
-    """Revisions as rows carry them."""
+    """Revisions in the format of rows."""
     return " ".join(f"{name}={revision}" for name, revision in revisions.items())
 
 
 @cache
 def is_current(text: str) -> bool | None:
-    """Whether the revisions that a row carries are the present ones; None if it is of code that is not here."""
+    """Whether a row's revisions are the present ones; None if its code is not on this machine."""
     carried = [each.rpartition("=") for each in text.split()]
     try:
         return all(present(name) == revision for name, _, revision in carried)

@@ -1,7 +1,7 @@
 """The CSV record: one schema, one writer and one reader for the measurements of every experiment. No torch here.
 
-A job's rows have their own file, with a digest next to it (`x.csv.sha256`, which `sha256sum -c` reads too). Every
-row is checked when it is written and when it is read.
+A job's rows have their own file, with a digest next to it (`x.csv.sha256`, also readable by `sha256sum -c`). Every row
+is checked when it is written and when it is read.
 """
 
 import contextlib
@@ -44,9 +44,9 @@ class Provenance:
     gpu: str = ""
     """GPU model of the machine; empty for a CPU."""
     gpu_count: NonNegative = 0
-    """Number of GPUs that the measurement ran on; 0 if it ran on the CPU."""
+    """Number of GPUs used by the measurement; 0 on a CPU."""
     nodes: Positive = 1
-    """Number of machines that the measurement ran on."""
+    """Number of machines used by the measurement."""
     gpu_memory: NonNegative = 0
     """Memory of one GPU, bytes."""
     links: str = ""
@@ -58,7 +58,7 @@ class Provenance:
     driver: str = ""
     """NVIDIA driver version."""
     cuda: str = ""
-    """CUDA version that PyTorch was built for."""
+    """CUDA version for which PyTorch was built."""
     cudnn: str = ""
     """cuDNN version that PyTorch uses."""
     nccl: str = ""
@@ -66,7 +66,7 @@ class Provenance:
     torch: str
     """PyTorch version."""
     torch_files: str = ""
-    """Digest of PyTorch's files, which tells a patched PyTorch from an unpatched one of the same version."""
+    """Digest of PyTorch's files, which distinguishes a patched PyTorch from an unpatched one of the same version."""
     triton: str = ""
     """Triton version; empty if it is not installed."""
     flash_attn: str = ""
@@ -81,7 +81,8 @@ class Provenance:
     """Whether tracked code differed from the commit; empty if unknown."""
     revisions: str
     """Revisions of the experiment, the contender and the instruments that measured it, as NAME=REVISION separated by
-    spaces; of a user's own code its digest."""
+    spaces; for a user's code its digest.
+    """
     utc: str
     """When the job ended, ISO 8601, UTC."""
     seed: NonNegative
@@ -100,14 +101,14 @@ def row_model(experiment: type[Experiment]) -> type[Row]:
             if field.name == "details":
                 columns |= dict.fromkeys(experiment.details, (str, ""))
                 continue
-            # A parameter left out of a CSV is an error, not its default, unless that is an empty text.
+            # A parameter missing from a CSV is an error, not its default, unless the default is an empty string.
             required = field.default is dataclasses.MISSING or (part is experiment and field.default != "")
             columns[field.name] = (hints[field.name], ... if required else field.default)
     return create_model(f"{experiment.__name__}Row", __base__=Row, **columns)
 
 
 def make_row(cell: Experiment, measurement: Measurement, provenance: Provenance) -> Row:
-    """Make a validated row; a carriage return in a text becomes a space."""
+    """Make a validated row; carriage returns become spaces."""
     values: dict[str, Any] = {"experiment": cell.name}
     for part in (cell, measurement, provenance):
         values |= dataclasses.asdict(part)
@@ -131,7 +132,7 @@ def reserved(path: Path, cells: int) -> Iterator[None]:
     """
     with contextlib.ExitStack() as kept:
         try:
-            # To rename a file to the name of a device, such as /dev/null, would remove the device.
+            # Renaming a file to the name of a device, such as /dev/null, would remove the device.
             if path.exists() and not path.is_file():
                 kind = "a folder" if path.is_dir() else "a device or a pipe"
                 raise ValueError(f"output is {str(path)!r}, which is {kind}; allowed: a file")
@@ -146,10 +147,9 @@ def reserved(path: Path, cells: int) -> Iterator[None]:
 
 
 def write_job(path: Path, experiment: type[Experiment], rows: Sequence[Row]) -> None:
-    """Write a job's CSV and its digest. The digest comes first: no CSV ever exists without one.
+    """Write a job's CSV and its digest. The digest is written first, so no CSV ever exists without one.
 
-    Raises:
-        ValueError: a row is not a possible measurement; the sentence names column and value. Nothing is written.
+    Raises: ValueError: a row is not a possible measurement; the sentence names column and value. Nothing is written.
     """
     text = _to_csv(path, experiment, rows)
     _write_atomically(digest_path(path), f"{_digest(text)}  {path.name}\n".encode())
@@ -166,8 +166,8 @@ def read_jobs(experiment: type[Experiment], paths: Iterable[Path], machine: str 
 
     Raises:
         ValueError: a file without a digest, with a damaged one, or changed since it was written; a missing or unknown
-            column, a line with too many or too few fields, or a value that no measurement has, named with file, line,
-            column and value; a metric that a cell has twice; rows from two GPU models, or from another machine.
+            column, a line with too many or too few fields, or an impossible value, named with file, line, column and
+            value; a duplicate metric in a cell; rows from two GPU models, or from another machine.
     """
     rows: list[Row] = []
     seen: dict[tuple[Any, ...], str] = {}
@@ -246,7 +246,7 @@ def _temporary(path: Path) -> Path:
 
 
 def _write_atomically(path: Path, content: bytes) -> None:
-    """Write a file that is either absent or complete: a temporary file in the same folder, flushed, then renamed."""
+    """Write a file atomically: a temporary file in the same folder, flushed, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         _write(_temporary(path), content)
@@ -257,7 +257,7 @@ def _write_atomically(path: Path, content: bytes) -> None:
 
 
 def _discard(temporary: Path) -> None:
-    with contextlib.suppress(OSError):  # There is none, or there cannot be one.
+    with contextlib.suppress(OSError):  # It does not exist, or cannot exist.
         temporary.unlink()
 
 
@@ -276,7 +276,7 @@ def _read(experiment: type[Experiment], path: Path) -> Iterator[tuple[int, Row]]
     absent: dict[str, Any] = {}
     for part in (experiment, Measurement, Provenance):
         absent |= part.added_later
-    # With or without the byte-order mark that spreadsheets write.
+    # With or without the byte-order mark of spreadsheets.
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
         try:
@@ -284,7 +284,7 @@ def _read(experiment: type[Experiment], path: Path) -> Iterator[tuple[int, Row]]
             _check_header(header, list(model.model_fields), absent)
             older = {name: value for name, value in absent.items() if name not in header}
             for record in reader:
-                # What DictReader inserts where fields and columns do not match up.
+                # DictReader inserts these if fields and columns do not match.
                 if None in record or None in record.values():
                     raise ValueError(f"more or fewer fields than the {len(header)} columns")
                 # An empty field stands for the default: None or an empty string.

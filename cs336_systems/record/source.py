@@ -1,4 +1,4 @@
-"""Digests of code with all that it imports: of scripts, tests, and a user's own implementations and models."""
+"""Digests of code with everything it imports: of scripts, tests, and a user's implementations and models."""
 
 import ast
 import contextlib
@@ -17,8 +17,8 @@ DIGEST_CHARACTERS = 12
 def source_digest(*modules: str) -> str:
     """Digest modules and everything they import from their own top-level packages and this one.
 
-    Comments, docstrings, layout, `__version__` and `if __name__ == "__main__"` blocks do not affect the digest. Of a
-    package that loads its names on first use, only the modules of imported names do.
+    Comments, docstrings, layout, `__version__` and `if __name__ == "__main__"` blocks do not affect the digest. In a
+    package that loads its names on first use, only the modules of imported names count.
 
     Args:
         modules: dotted names, resolved on `sys.path` without being imported.
@@ -35,7 +35,7 @@ def source_digest(*modules: str) -> str:
 
 
 def own_digest(path: str) -> str:
-    """Digest what [FOLDER/]package.module:name names, as `source_digest` does; in a folder with all that is there.
+    """Digest the code of [FOLDER/]package.module:name, like `source_digest`; for a folder, with all its files.
 
     Raises:
         ValueError: its source cannot be found, or, without a folder, is not Python.
@@ -57,7 +57,7 @@ def _find_sources(
     folders_of: Callable[[str], tuple[str, ...]],
     parse: Callable[[str, Path, int], tuple[str, list[str]]],
 ) -> dict[str, str]:
-    """Find the normalized sources of modules, and of everything that they import, in the folders of each package."""
+    """Collect the normalized sources of modules and everything they import, in the folders of each package."""
     sources: dict[str, str] = {}
     seen: set[str] = set()
     pending = list(modules)
@@ -84,14 +84,14 @@ def _package(module: str) -> str:
 
 
 def _folders(package: str, search: Sequence[str]) -> tuple[str, ...]:
-    """The folders to search that have a top-level package or module: most have none of those asked for."""
+    """The search folders that contain a top-level package or module: most contain none of the requested ones."""
     names = (package, f"{package}.py")
     return tuple(path for path in dict.fromkeys(search) if any(Path(path, name).exists() for name in names))
 
 
 @cache
 def _find(module: str, folders: tuple[str, ...]) -> Path | None:
-    """Find the source file of a module, cached; None for the name of a function or class, as most are."""
+    """Find the source file of a module, cached; None for the name of a function or class, which most names are."""
     stem = module.replace(".", "/")
     candidates = (Path(folder, stem + end) for folder in folders for end in (".py", "/__init__.py"))
     return next(filter(Path.is_file, candidates), None)
@@ -103,7 +103,7 @@ def _source_of_name(name: str, folders: tuple[str, ...]) -> str:
     path = _find(package, folders)
     if path is None or path.name != "__init__.py":
         return ""
-    with contextlib.suppress(SyntaxError, ValueError):  # Whether it is Python is asked where it is imported itself.
+    with contextlib.suppress(SyntaxError, ValueError):  # Whether it is Python is checked where it is imported itself.
         for statement in filter(_is_for_type_checkers, ast.parse(path.read_text(encoding="utf-8")).body):
             for node in ast.walk(statement):
                 if isinstance(node, ast.ImportFrom) and wanted in [alias.asname or alias.name for alias in node.names]:
@@ -111,7 +111,7 @@ def _source_of_name(name: str, folders: tuple[str, ...]) -> str:
     return ""
 
 
-@cache  # Each run asks for most files a hundred times.
+@cache  # Each run requests most files a hundred times.
 def _parse(module: str, path: Path, mtime_ns: int) -> tuple[str, list[str]]:
     """A module's normalized source, and every module it may import (`from a import b` may mean a.b)."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
@@ -124,7 +124,7 @@ def _parse(module: str, path: Path, mtime_ns: int) -> tuple[str, list[str]]:
 
 
 def _parse_or_read(module: str, path: Path, mtime_ns: int) -> tuple[str, list[str]]:
-    """The same, or the bytes of a file that is not Python, which only who needs it has to do without."""
+    """The same, or the bytes of a file that is not Python, which fails only where it is needed."""
     try:
         return _parse(module, path, mtime_ns)
     except ValueError:
@@ -132,7 +132,9 @@ def _parse_or_read(module: str, path: Path, mtime_ns: int) -> tuple[str, list[st
 
 
 def _tree(path: Path) -> ast.Module:
-    """Parse a file, without statements that do not count; of a module that loads names on first use, its docstring."""
+    """Parse a file, without statements that do not count; for a module that loads names on first use, only its
+    docstring.
+    """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     docstring_only = _loads_on_first_use(tree)
     tree.body = tree.body[:1] if docstring_only else [x for x in tree.body if not does_not_count(x)]
@@ -151,7 +153,7 @@ def _imported(node: ast.AST, package: str) -> list[str]:
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
-        # Dots are relative to the package; a name without them stays as it is.
+        # Dots are relative to the package; a name without dots is unchanged.
         source = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
         return [source, *(f"{source}.{alias.name}" for alias in node.names)]
     return []
@@ -160,7 +162,7 @@ def _imported(node: ast.AST, package: str) -> list[str]:
 def _normalize(node: object) -> str:
     """Serialize a syntax tree without positions, docstrings and empty fields.
 
-    Neither `ast.dump` nor `ast.unparse` would do: Python versions differ in what they print for the same tree.
+    Neither `ast.dump` nor `ast.unparse` works: Python versions print the same tree differently.
     """
     if isinstance(node, list):
         return ",".join(_normalize(item) for item in node if not is_bare_string(item))

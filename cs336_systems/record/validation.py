@@ -18,11 +18,11 @@ STATISTICS = ("mean", "median", "p20", "p80")
 NUMBERED = ("bucket_mb", "rank")
 """Detail columns that hold a whole number."""
 ROUNDING = 1e-9
-"""Relative slack of statistics that are compared with each other."""
+"""Relative tolerance of statistics compared with each other."""
 SAMPLE_ROUNDING = 10.0 ** (1 - SAMPLE_DIGITS)
-"""Relative slack of statistics that are compared with the kept samples."""
+"""Relative tolerance of statistics compared with the kept samples."""
 CLOCK_SKEW = timedelta(minutes=10)
-"""How far ahead the clock of the machine that measured may be."""
+"""Maximum time by which the measuring machine's clock may be ahead."""
 
 
 class Row(BaseModel, extra="forbid", allow_inf_nan=False, frozen=True):
@@ -85,7 +85,7 @@ def _detail_faults(experiment: type[Experiment], row: Row) -> Iterator[str]:
     own = [implementation.name for implementation in own_implementations(row)]
     for column in experiment.details:
         value = getattr(row, column)
-        # The kind of a collective is the part of a step, and its name.
+        # The kind of a collective consists of the part of the step and its name.
         if value and column in vocabulary and value.partition(" ")[0] not in (*vocabulary[column], *own):
             yield f"{column} is {value!r}; allowed: {', '.join(vocabulary[column])}"
         if value and column in NUMBERED and not re.fullmatch("[1-9][0-9]*", value):
@@ -99,7 +99,7 @@ def _takes_time(row: Row) -> bool:
 
 
 def _impossible(row: Row, value: float) -> bool:
-    """Whether no sample of a row has a value."""
+    """Whether no sample of a row may have a value."""
     return value <= 0 if _takes_time(row) else value < 0
 
 
@@ -109,7 +109,7 @@ def _possible(row: Row) -> str:
 
 
 def _statistics_faults(row: Row) -> Iterator[str]:
-    """Check statistics against the bounds that n numbers from zero up (times: above zero) imply."""
+    """Check statistics against the bounds implied by n nonnegative numbers (times: positive numbers)."""
     if row.n < 1:
         yield f"n is {row.n}; allowed: at least 1 for statistics"
         return
@@ -167,7 +167,7 @@ def _sample_faults(row: Row) -> Iterator[str]:
         "median": statistics.median(samples),
         "p20": quintiles[0],
         "p80": quintiles[3],
-        # statistics.stdev computes with fractions, which takes longer than all else here.
+        # statistics.stdev computes with fractions, which takes longer than everything else here.
         "std": math.sqrt(math.fsum((sample - mean) ** 2 for sample in samples) / (len(samples) - 1)),
     }
     slack = SAMPLE_ROUNDING * max(map(abs, samples))

@@ -1,1 +1,1 @@
-"""A run's machinery: supervised launches, cells kept between them, progress, locks, and why a command failed."""
+"""Running jobs: supervised launches, cells kept between them, progress, locks, and explanations of failures."""

@@ -1,4 +1,6 @@
-"""What a run that has made the report says last: where the report is, what it found, and what comes next. No torch."""
+"""The last output of a run that has made the report: where the report is, its findings, and the next command. No
+torch.
+"""
 
 import re
 from collections.abc import Iterator
@@ -33,12 +35,12 @@ def ending(results: Path, after: str) -> Iterator[str]:
 
 
 def findings(source: str) -> list[str]:
-    """The first headline numbers of a report's Typst source, or answers where there are too few."""
+    """The first headline numbers of a report's Typst source, or answers if there are too few."""
     numbers = [f"{match['number']}: {match['meaning']}" for match in HEADLINE.finditer(source)]
     answers = [match["meaning"] for match in ANSWER.finditer(source)]
     return [plain(text) for text in (numbers + answers)[:FINDINGS]]
 
 
 def plain(markup: str) -> str:
-    """Markup of one line without its signs."""
+    """One line of Typst markup as plain text."""
     return QUOTED.sub(lambda match: match[1].replace('\\"', '"'), markup).replace("~", " ").replace("`", "")

@@ -1,7 +1,7 @@
 """Explain in a sentence why a command failed.
 
-Launch: python -m cs336_systems.run.failure 137 results/cpu/logs/accumulation/all.log. A rule runs it when its command
-has ended with that status: it prints what the log, which Snakemake shows, cannot say.
+Launch: python -m cs336_systems.run.failure 137 results/cpu/logs/accumulation/all.log. A rule runs it after its command
+has ended with that status: it prints what is missing from the log that Snakemake shows.
 """
 
 import os
@@ -16,7 +16,7 @@ FULL_MB = 1
 SHARED_MEMORY = Path("/dev/shm")
 """Where the ranks of a launch and the workers of a compiler exchange data, on Linux; 64 MB in many containers."""
 SHELL_ADDS = 128
-"""A shell reports that a signal ended a command as the signal's number plus this."""
+"""Offset that a shell adds to a signal's number in an exit status."""
 CAUSES = {
     signal.SIGKILL: "by hand, by a job scheduler, or by the OOM killer because a limit on memory was reached",
     signal.SIGTERM: "by hand or by a job scheduler, perhaps because its time was up",

@@ -1,7 +1,7 @@
-"""Forecast for a machine with GPUs, at the end of a dry run: cells that its memory can hold, and how long they take.
+"""Forecast for a machine with GPUs, at the end of a dry run: the cells that fit, and how long they take.
 
-Memory is that of the closed forms or, where there is none, what the recorded GPU measured in the same cell. A time is
-the recorded GPU's, of which the timed part is scaled by the ratio of the two GPUs' rates. No torch here.
+Memory comes from the closed forms or, without one, from the same cell on the recorded GPU. Times are the recorded
+GPU's, with the timed part scaled by the ratio of the two GPUs' rates. No torch here.
 """
 
 import csv
@@ -47,7 +47,7 @@ class Taken:
     wall: float = 0.0
     """Seconds; 0 if it is not recorded."""
     timed: list[tuple[int, float]] = field(default_factory=list)
-    """The number of samples and the mean, in seconds, of each metric that took time of its own."""
+    """The number of samples and the mean, in seconds, of each metric that took separate time."""
     peak: float = 0.0
     """Bytes; 0 if they were not measured."""
 
@@ -60,9 +60,9 @@ class Expected:
     outcome: str
     """One of OUTCOMES."""
     needed: float = 0.0
-    """Bytes that it needs at least, if it is too large."""
+    """Minimum bytes that it needs, if it is too large."""
     seconds: float | None = 0.0
-    """None if nothing is known of its time."""
+    """None if its time is unknown."""
 
 
 def forecast(plan: Plan, jobs: Iterable[Job]) -> str:
@@ -88,7 +88,7 @@ def table(plan: Plan, gpu: Gpu, jobs: Iterable[Job]) -> Iterator[list[str]]:
 
 
 def row(name: str, cells: Sequence[Expected], planned: Sequence[Experiment]) -> list[str]:
-    """A row of the table: `planned` are the experiment's cells, of which those too large are named."""
+    """A row of the table: `planned` are the experiment's cells; the ones that are too large are named."""
     counts = Counter(each.outcome for each in cells)
     seconds = sum(each.seconds or 0.0 for each in cells)
     at_least = "≥ " if any(each.seconds is None for each in cells) else ""
@@ -102,7 +102,7 @@ def row(name: str, cells: Sequence[Expected], planned: Sequence[Experiment]) -> 
 
 
 def too_large(cells: Sequence[Expected], planned: Sequence[Experiment]) -> Iterator[str]:
-    """Of each model size or sequence length how many cells are too large, and what they need at least."""
+    """For each model size or sequence length, the number of cells that are too large and their minimum memory."""
     several = Counter(map(_size, planned))
     for size, count in Counter(_size(each.cell) for each in cells).items():
         needed = min(each.needed for each in cells if _size(each.cell) == size)
@@ -131,7 +131,7 @@ def expected(plan: Plan, gpu: Gpu, jobs: Iterable[Job]) -> Iterator[Expected]:
 
 
 def memory_outcome(cell: Experiment, gpu: Gpu, known: Taken) -> tuple[str, float]:
-    """Whether a GPU's memory suffices for a cell, and if not, the bytes that it needs at least."""
+    """Whether a cell fits into a GPU's memory, and if not, the minimum bytes that it needs."""
     capacity = memory_of_gpu(gpu)
     settings = cell.training_steps().values()
     if not settings:
@@ -146,9 +146,9 @@ def memory_outcome(cell: Experiment, gpu: Gpu, known: Taken) -> tuple[str, float
 
 
 def seconds_of(cell: Experiment, gpu: Gpu, known: Taken) -> float | None:
-    """Seconds of a cell: the recorded ones, with what was timed as much longer or shorter as the GPU's rates say.
+    """Seconds of a cell: the recorded seconds, with the timed part scaled by the GPU's rates.
 
-    Where samples are taken until a time is up (`rep`), only a single one that takes longer counts.
+    If samples are taken until a time is up (`rep`), only a single longer sample counts.
     """
     if not known.wall:
         return None
@@ -159,7 +159,7 @@ def seconds_of(cell: Experiment, gpu: Gpu, known: Taken) -> float | None:
 
 
 def slower(cell: Any, gpu: Gpu) -> float:
-    """How many times longer than on the recorded GPU a cell's calls take, by data sheets."""
+    """Ratio of a cell's time to the recorded GPU's, according to the data sheets."""
     here, there = rates_of(gpu.name), rates_of(recorded().gpu)
     assert here is not None
     assert there is not None
@@ -198,7 +198,7 @@ def read_taken(experiment: str, rows: Path = ROWS) -> dict[tuple[str, ...], Take
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Rows as lines of text: the first and the last column left-aligned, the others right-aligned."""
+    """Format rows as lines of text: the first and the last column left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *numbers, last in rows:
         cells = [number.rjust(width) for number, width in zip(numbers, widths[1:-1], strict=True)]

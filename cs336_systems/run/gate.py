@@ -1,4 +1,4 @@
-"""Stamps of the correctness gate, which name the versions and the hardware on which tests have passed.
+"""Stamps of the correctness gate, which identify the versions and the hardware on which tests have passed.
 
 Launch: python -m cs336_systems.run.gate nvidia-h200 test_model parallel.test_fsdp, which prints the stamps of
 tests/test_model.py and tests/parallel/test_fsdp.py here, one per line.
@@ -28,10 +28,9 @@ def stamp(test: str) -> str:
 
 
 def check_machine(planned: str, machine: Machine) -> None:
-    """Check that this is the machine that the run was planned for: a cluster's login node plans for its other nodes.
+    """Check that this is the machine for which the run was planned: a cluster's login node plans for other nodes.
 
-    Raises:
-        ValueError: it has another GPU, or none; the sentence names both.
+    Raises: ValueError: it has another GPU, or none; the sentence names both.
     """
     if planned not in (machine_label(""), machine.label):
         where = "see the key machine in config.yaml, or in profiles/slurm/nodes.yaml"

@@ -1,8 +1,7 @@
-"""A job's measured cells, kept in a file as they come, so that a later launch measures only the others.
+"""A job's measured cells, saved in a file one by one, so that a later launch measures only the others.
 
-`cs336_systems.run.relaunch` names the file in the environment variable KEPT. Its first line says what was launched;
-each further line is the name of a cell that has begun, or what that cell measured, or that memory ran out in it.
-No torch.
+`cs336_systems.run.relaunch` names the file in the environment variable KEPT. Its first line identifies the launch; each
+further line is the name of a started cell, or that cell's measurements, or that memory ran out in it. No torch.
 """
 
 import json
@@ -19,9 +18,9 @@ C = TypeVar("C")
 
 
 def start_keeping(file: Path, launched: str) -> int:
-    """Prepare a file for a launch, and return how many cells it has from earlier launches of the very same.
+    """Prepare a file for a launch, and return its number of cells from earlier identical launches.
 
-    What another launch left there is discarded, and so is the name of the cell in which the earlier one ended.
+    Lines of another launch are discarded, and so is the name of the cell in which the earlier launch ended.
     """
     lines = _complete_lines(file) if file.is_file() else []
     first = {"launched": launched}
@@ -52,17 +51,19 @@ def measured_cells(file: Path) -> list[list[Measurement]]:
 
 
 def cell_under_way(file: Path) -> str | None:
-    """Name of the cell that has begun and has measured nothing yet; None between cells."""
+    """Name of the cell that has started and has not been measured yet; None between cells."""
     return _under_way(file).get("cell")
 
 
 def out_of_memory(file: Path) -> str:
-    """How memory ran out in the cell under way, if a rank has said so; else empty."""
+    """How memory ran out in the current cell, if a rank has reported it; else empty."""
     return _under_way(file).get("oom", "")
 
 
 def say_out_of_memory(message: str) -> None:
-    """Say, on any rank, that memory ran out in the cell under way, which ends the launch: the others wait for it."""
+    """Record, on any rank, that memory ran out in the current cell, which ends the launch because the other ranks
+    wait.
+    """
     file = os.environ.get(KEPT)
     if file:
         _append(Path(file), {"cell": cell_under_way(Path(file)), "oom": message})
@@ -71,7 +72,7 @@ def say_out_of_memory(message: str) -> None:
 def keep(
     measured: Iterable[tuple[C, list[Measurement]]], names: Sequence[str]
 ) -> Iterator[tuple[C, list[Measurement]]]:
-    """Pass cells through, and keep the name of each before and its measurements after it is measured."""
+    """Pass cells through; save the name of each before, and its measurements after it is measured."""
     file = os.environ.get(KEPT)
     cells = iter(measured)
     for name in names:
@@ -98,13 +99,13 @@ def _line(content: Any) -> str:
 
 
 def _under_way(file: Path) -> dict[str, str]:
-    """The last line, unless it is what a cell has measured."""
+    """The last line, unless it has a cell's measurements."""
     last = _complete_lines(file)[-1]
     return last if isinstance(last, dict) else {}
 
 
 def _complete_lines(file: Path) -> list[Any]:
-    """Read the lines before the first one that a kill or a full disk cut short."""
+    """Read the lines before the first one truncated by a kill or a full disk."""
     lines = []
     for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:

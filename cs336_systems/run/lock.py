@@ -1,9 +1,9 @@
-"""Remove Snakemake's lock and temporary files of a killed run, but only when the run is provably dead.
+"""Remove Snakemake's lock and temporary files of a killed run, but only if the run is provably dead.
 
-Snakemake locks a folder while it works there, and a kill leaves the lock behind, and the folder of temporary files that
-the run and its jobs have. A run therefore notes who owns them, also in that folder: one without the note stays. Whether
-that process is alive can be told only in the same boot of the same machine, in the same PID namespace and by the same
-user; elsewhere both are left alone, and Snakemake says how to remove the lock.
+Snakemake locks a folder while it works there. After a kill, the lock and the run's folder of temporary files remain. So
+a run records who owns them, also in that folder: a folder without the record is kept. Whether the owner is alive is
+known only in the same boot of the same machine, in the same PID namespace and to the same user; elsewhere both are left
+alone, and Snakemake says how to remove the lock.
 """
 
 import json
@@ -21,7 +21,7 @@ OWNER = Path(".snakemake", "lock_owner.json")
 
 
 def note_owner(locks: Iterable[str | Path], temporary: Path) -> None:
-    """Note that this process owns the lock files, and a folder of temporary files, in which the same note is put."""
+    """Record that this process owns the lock files and a folder of temporary files, which gets the same record."""
     owner = {
         "where": process_space(),
         "pid": os.getpid(),
@@ -34,13 +34,13 @@ def note_owner(locks: Iterable[str | Path], temporary: Path) -> None:
 
 
 def clear_after_dead_owner() -> str:
-    """Remove what `note_owner` noted if its owner is provably dead, and say so of a lock; else do nothing."""
+    """Remove what `note_owner` recorded if its owner is provably dead, and report a removed lock; else do nothing."""
     try:
         note = OWNER.read_text(encoding="utf-8")
         owner = json.loads(note)
         where, pid, start = owner["where"], int(owner["pid"]), owner["start"]
         locks, temporary = dict(owner["locks"]), Path(owner["temporary"])
-    except (OSError, ValueError, KeyError, TypeError):  # There is none, or nobody's.
+    except (OSError, ValueError, KeyError, TypeError):  # There is no lock, or it has no owner.
         return ""
     if where != process_space() or start_of(pid) == start:
         return ""
@@ -56,7 +56,8 @@ def clear_after_dead_owner() -> str:
 
 
 def process_space() -> str:
-    """Names the machine, its boot, the PID namespace and the user: what must be shared to see whether a process lives.
+    """Identify the machine, its boot, the PID namespace and the user, which must agree to see whether a process is
+    alive.
 
     A system may hide other users' processes, which then look as if they had ended.
     """
@@ -73,7 +74,7 @@ def _is_lock(path: Path) -> bool:
 
 
 def _has_note(folder: Path, note: str) -> bool:
-    """Whether a folder has the same note in it: a note alone could name any folder."""
+    """Whether a folder contains the same record: a record alone could name any folder."""
     try:
         return not folder.is_symlink() and (folder / OWNER.name).read_text(encoding="utf-8") == note
     except (OSError, ValueError):
@@ -81,7 +82,7 @@ def _has_note(folder: Path, note: str) -> bool:
 
 
 def _identity(path: Path) -> list[int] | None:
-    """Identity of a file, which changes when another of the same name replaces it."""
+    """Identity of a file, which changes if another file with the same name replaces it."""
     try:
         status = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""The progress of a run: cells done out of those planned, the current job and cell, and the time left.
+"""The progress of a run: cells done and planned, the current job and cell, and the time left.
 
 A job writes one line per cell to its log (`finished_line`). The run, which may be on a different machine from its
 jobs, follows these logs and reports its progress on the terminal and in `progress.log`. No torch here.
@@ -34,11 +34,11 @@ BEFOREHAND = 0.05
 FINISHED = re.compile(r"^\[(?P<number>\d+)/\d+\] .*?: (?P<outcome>.*), (?P<seconds>[\d.]+) s$")
 
 Walls = dict[tuple[str, ...], float]
-"""Seconds that cells took, by experiment and parameters as text; by experiment alone, what starts a job."""
+"""Seconds per cell, by experiment and parameters as text; by experiment alone, the start of a job."""
 
 
 def describe(cell: Experiment, cells: Sequence[Experiment]) -> str:
-    """The parameters in which a cell differs from the others in its job; for a lone cell, from the defaults."""
+    """The parameters in which a cell differs from the others in its job; for a single cell, from the defaults."""
     shown = {}
     for parameter in dataclasses.fields(cell):
         values = {getattr(other, parameter.name) for other in cells}
@@ -109,7 +109,7 @@ class ProgressMonitor:
             lines = self._lines(job)
             if lines is None:
                 continue
-            # A job that is launched again says of all its cells once more how they ended.
+            # A relaunched job reports again how all its cells ended.
             matches = (match for match in map(FINISHED.match, lines) if match)
             finished = list({match["number"]: match for match in matches}.values())
             self._finished[job.path] = len(finished)
@@ -125,14 +125,14 @@ class ProgressMonitor:
         return self._plan.results / "logs" / f"{job.path}.log"
 
     def _written(self, job: Job) -> int | None:
-        """When a job's log was written last, ns; None without one."""
+        """When a job's log was last written, ns; None without a log."""
         try:
             return self._job_log(job).stat().st_mtime_ns
         except OSError:
             return None
 
     def _lines(self, job: Job) -> list[str] | None:
-        """The lines of a job's log, or None before this run has begun it: the log may be an earlier run's."""
+        """The lines of a job's log, or None before this run has started it: the log may be an earlier run's."""
         if self._written(job) in (None, self._older[job.path]):
             return None
         try:
@@ -179,7 +179,7 @@ class ProgressMonitor:
 
     def _say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
-        # Where the disk is full, the terminal has it all the same.
+        # If the disk is full, the terminal still shows it.
         with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as log:
             log.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}\n")
 
@@ -194,7 +194,7 @@ def duration(seconds: float | None) -> str:
 
 
 def sources(plan: Plan, recorded: Path) -> list[Path]:
-    """The folders of CSV files to estimate from, this machine's model last; for a processor, those of one."""
+    """The folders of CSV files to estimate from, this machine's model last; for a CPU, a CPU's."""
     own = recorded / plan.machine / "raw"
     if plan.machine == CPU:
         return [SAMPLES, own]
@@ -205,13 +205,13 @@ def sources(plan: Plan, recorded: Path) -> list[Path]:
 def read_walls(folders: Iterable[Path]) -> Walls:
     """Read how long cells took on the machines of some folders of CSV files, later folders first.
 
-    An experiment's name alone is the key of how long its jobs took to start.
+    An experiment's name alone is the key of its jobs' start-up time.
     """
     walls: Walls = {}
     for raw, (name, experiment) in itertools.product(folders, EXPERIMENTS.items()):
         older = {key: str(value) for key, value in experiment.added_later.items()}
         for path in sorted((raw / name).glob("*.csv")):
-            # A file that is not sound is complained of where the report is made; here it only says less.
+            # A faulty file is reported when the report is made; here it is only ignored.
             unsound = contextlib.suppress(KeyError, TypeError, ValueError, csv.Error)
             with unsound, path.open(newline="", encoding="utf-8") as file:
                 for row in csv.DictReader(file):

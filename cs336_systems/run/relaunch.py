@@ -1,11 +1,11 @@
-"""Launch a job and supervise it: keep its measured cells, however it ends, and end it if it hangs.
+"""Launch a job and supervise it: keep its measured cells in any case, and end it if it hangs.
 
 Launch: python -m cs336_systems.run.relaunch --timeout 1200 python -m cs336_systems.benchmarks.attention --output x.csv
 
-After a cell in which memory has run out, so that the kernel kills the job or a rank ends for which others wait, it is
-launched again for the next one: that cell is one that ran out of memory. After any other end the job has failed, with a
-sentence that says how; what it has measured by then stays in a file, and the same command with the same code on the
-same machine goes on after it.
+If memory runs out in a cell, so that the kernel kills the job or a rank ends while others wait for it, the job is
+launched again for the next cell; the cell is recorded as out of memory. After any other end the job has failed, with a
+sentence that says how. Its measurements stay in a file, and the same command with the same code on the same machine
+continues from there.
 """
 
 import argparse
@@ -36,28 +36,27 @@ INTERVAL_S = 1.0
 KERNEL_EVENTS = Path("/proc/vmstat")
 MESSAGE = "the kernel killed the process, since the host's memory had run out"
 BAD_INPUT = 2
-"""Exit status of a command that has said itself, in a sentence, what is wrong with its arguments."""
+"""Exit status of a command that has already reported an error in its arguments."""
 
 
 def relaunch(command: Sequence[str], kept: Path, timeout: float, code: str = "") -> int:
-    """Run a job until it has measured or lost each of its cells, or has failed; returns its exit status.
+    """Run a job until it has measured or lost each of its cells, or has failed; return its exit status.
 
     Args:
-        command: the command that measures it.
-        kept: file of the cells that it has measured; removed when all of them are where they belong.
-        timeout: seconds that one cell may take, and what comes before the first one.
-        code: digest of the code that decides what is measured.
+        command: the command that measures it. kept: file of its measured cells; removed when all of them are in their
+            final place. timeout: maximum seconds per cell, and before the first one. code: digest of the code that
+            determines the measurements.
     """
     if cells := start_keeping(kept, launch_digest(command, code)):
         print(f"Cells kept from an earlier launch: {cells}.", file=sys.stderr)
     while True:
         kills = memory_kills()
         status, hung = launch(command, kept, timeout)
-        if status == 0 and not hung:  # torchrun, asked to end, may say that all is well
+        if status == 0 and not hung:  # torchrun may report success when it is asked to end
             kept.unlink()
             return 0
         cell = cell_under_way(kept)
-        # torchrun itself is not what takes memory, and exits with 1 whatever ended a rank.
+        # torchrun itself does not use much memory, and exits with 1 regardless of how a rank ended.
         killed = not hung and memory_kills() > kills and (status == -signal.SIGKILL or command[0] == "torchrun")
         message = MESSAGE if killed else out_of_memory(kept)
         if not message or cell is None:
@@ -73,19 +72,19 @@ def launch_digest(command: Sequence[str], code: str) -> str:
     installed = sorted({f"{found.name} {found.version}" for found in importlib.metadata.distributions()})
     try:
         machine = astuple(detect())
-    except ValueError:  # which the job says itself
+    except ValueError:  # which the job reports itself
         machine = ()
     words = [list(command), code, machine, sys.version, installed]
     return hashlib.sha256(json.dumps(words).encode()).hexdigest()
 
 
 def launch(command: Sequence[str], kept: Path, timeout: float) -> tuple[int, bool]:
-    """Run a job once; returns its exit status, and whether it was ended because no cell ended in time.
+    """Run a job once; return its exit status, and whether it was ended because no cell ended in time.
 
-    None of its processes is left, however it ends: ranks are in sessions of their own, and may wait for each other.
+    None of its processes is left in any case: ranks are in separate sessions, and may wait for each other.
     """
     run = this_run()
-    # A crash in native code then says in which line of Python.
+    # A crash in native code then reports the line of Python.
     environment = {**os.environ, KEPT: str(kept), RUN: run, "PYTHONFAULTHANDLER": "1"}
     ended, hung = threading.Event(), threading.Event()
 
@@ -105,7 +104,7 @@ def launch(command: Sequence[str], kept: Path, timeout: float) -> tuple[int, boo
 
 
 def start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes] | Forked:
-    """Start a job, forked of the warm process if there is one."""
+    """Start a job, forked from the warm process if there is one."""
     with contextlib.suppress(OSError):
         if address := environment.get(WARM):
             return Forked(address, command, environment)
@@ -113,7 +112,7 @@ def start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.
 
 
 def await_progress(kept: Path, timeout: float, ended: threading.Event, late: Callable[[], None]) -> None:
-    """Call `late` if the file of kept cells stays the same for longer than the timeout before the job has ended."""
+    """Call `late` if the file of kept cells does not change for longer than the timeout before the job has ended."""
     size, since = kept.stat().st_size, time.monotonic()
     while not ended.wait(min(INTERVAL_S, timeout / 2)):
         if (now := kept.stat().st_size) != size:
@@ -140,7 +139,7 @@ def explain(status: int, hung: bool, killed: bool, timeout: float, kept: Path) -
 
 
 def memory_kills() -> int:
-    """Number of processes that the OOM killer has ended since boot; 0 where the kernel does not say."""
+    """Number of processes that the OOM killer has ended since boot; 0 if the kernel does not report it."""
     try:
         counted = re.search(r"^oom_kill (\d+)$", KERNEL_EVENTS.read_text(encoding="ascii"), re.MULTILINE)
     except OSError:  # not Linux
@@ -149,7 +148,7 @@ def memory_kills() -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the job that a command line describes; returns its exit status."""
+    """Run the job of a command line; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m cs336_systems.run.relaunch")
     parser.add_argument("--timeout", type=float, required=True, help="seconds that one cell may take")
     parser.add_argument("--kept", type=Path, help="file of the cells that are measured; without it, none are kept")

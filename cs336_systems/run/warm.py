@@ -1,9 +1,9 @@
-"""A process that has imported PyTorch, of which a CPU's jobs are forked: importing takes longer than most of them do.
+"""A process that has imported PyTorch, from which a CPU's jobs are forked: the import takes longer than most jobs.
 
 Launch: python -m cs336_systems.run.warm SOCKET
 
-The rules start it for a run on a CPU and name its socket in the environment variable WARM. A forked job is a process of
-its own, as one that is started is: its end, memory and files are nobody else's. Without a socket jobs are started.
+The rules start it for a run on a CPU and name its socket in the environment variable WARM. A forked job is a separate
+process, like a started one, with its own memory, files and exit status. Without a socket, jobs are started.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ LONGEST = 2**20
 
 
 class Forked:
-    """A job, forked of the warm process; its session has the number of its process."""
+    """A job forked from the warm process; its session has its process id."""
 
     def __init__(self, address: str, command: Sequence[str], environment: Mapping[str, str]):
         self._connection = socket.socket(socket.AF_UNIX)
@@ -41,14 +41,14 @@ class Forked:
         self.pid = int(self._connection.recv(20))
 
     def wait(self) -> int:
-        """Wait for its end; returns its exit status, or a signal's number times -1."""
+        """Wait for its end; return its exit status, or a signal's number times -1."""
         with self._connection:
             return int(self._connection.recv(20) or 1)
 
 
 def serve(address: str) -> int:
     """Fork jobs, one at a time, until the run is over; in a forked process, run its job and return its exit status."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Snakemake's, which then ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Snakemake's standard input, whose end then ends this process
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen()
@@ -98,7 +98,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], files: Sequence[
 
 
 def run_as_rank(unbuffered: str, *arguments: str) -> None:
-    """Do what the program that torchrun would start does, `python -u -m MODULE ARGUMENTS`."""
+    """Act like the program that torchrun would start, `python -u -m MODULE ARGUMENTS`."""
     import torch
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # torchrun's, which was not set when PyTorch was imported
@@ -106,7 +106,7 @@ def run_as_rank(unbuffered: str, *arguments: str) -> None:
 
 
 def run_module(option: str, module: str, *arguments: str) -> None:
-    """Do what `python -m MODULE ARGUMENTS` does."""
+    """Act like `python -m MODULE ARGUMENTS`."""
     sys.argv[1:] = arguments
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -1,5 +1,5 @@
-"""Verdicts on implementations of anybody's: what the handout asks, and what code in use meets beyond it.
+"""Verdicts on anyone's implementations: the handout's requirements, and cases beyond it that occur in practice.
 
-The code under test runs in processes of its own, which get tensors and return tensors. Right results, tolerances, cases
-and verdicts are on this side, so that nothing that code under test prints, patches, writes or ends can turn a verdict.
+The code under test runs in separate processes, which receive and return tensors. Reference results, tolerances, cases
+and verdicts are on this side, so nothing that code under test prints, patches, writes or ends can change a verdict.
 """

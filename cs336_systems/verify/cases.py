@@ -1,7 +1,7 @@
-"""The cases of each family, and their right results: computed here, by equations or in one process.
+"""The cases of each family, and their reference results, computed here from equations or in one process.
 
-Cases of the handout are what its tasks and tests require: powers of two from 16, fp32, errors up to 1e-2, two ranks,
-and for FSDP ranks that begin alike. Cases beyond it are what code in use meets.
+Cases of the handout follow from its tasks: powers of two from 16, fp32, errors up to 1e-2, two ranks, and for FSDP
+ranks that start with equal weights. Cases beyond it occur in practice.
 """
 
 import math
@@ -28,8 +28,9 @@ HANDOUT_ERROR = 1e-2
 """The tolerance of the handout's tests of attention."""
 STEPS = 3
 FP32_WAY, BF16_WAY = 2.0**-10, 2.0**-3
-"""Allowed errors of weights after training, of the way that they have gone: other orders of adding up in fp32; and
-rounding of gradients to bf16, many times."""
+"""Allowed errors of weights after training, relative to their change: other orders of addition in fp32; repeated
+rounding of gradients to bf16.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,9 @@ def give_attention(case: Case, generator: torch.Generator) -> Given:
 
 
 def judge_attention(case: Case, given: Given, answers: list[Answer]) -> Finding:
-    """Compare with attention in float64; the handout's cases allow 1e-2, those beyond it what fp32 and bf16 give."""
+    """Compare with attention in float64; the handout's cases allow 1e-2, the cases beyond it the accuracy of fp32 and
+    bf16.
+    """
     [inputs], [answer], header = given, answers, case.header
     if header["strided"]:
         q, k, v = (part.movedim(0, 1) for part in inputs["qkv"].unbind(1))
@@ -119,7 +122,7 @@ def judge_attention(case: Case, given: Given, answers: list[Answer]) -> Finding:
 
 
 def ignores_mask(o: Tensor, matrices: Sequence[Tensor]) -> bool:
-    """Whether an output is that of attention to all keys."""
+    """Whether an output equals attention to all keys."""
     exact, *_ = exact_attention(*matrices, is_causal=False)
     return largest_error(o, exact, matrices[3]).error <= HANDOUT_ERROR
 
@@ -155,7 +158,7 @@ def random_weights(model: str, generator: torch.Generator) -> dict[str, Tensor]:
 
 
 def give_training(case: Case, generator: torch.Generator) -> Given:
-    """Initial weights and batches: each rank's part, and weights of its own where ranks begin differently."""
+    """Initial weights and batches: each rank's part, and its own weights if ranks start differently."""
     header = case.header
     first = random_weights(header["model"], generator)
     batches = {
@@ -175,7 +178,7 @@ class Alone:
 
     start: dict[str, Tensor]
     gradients: dict[str, Tensor]
-    """Of the first step; parameters without one are left out."""
+    """Gradients of the first step; parameters without one are left out."""
     end: dict[str, Tensor]
 
 
@@ -199,7 +202,7 @@ def values(model: nn.Module) -> dict[str, Tensor]:
 
 
 def off_the_way(found: Mapping[str, Tensor], alone: Alone, tolerance: float, what: str) -> str:
-    """Why weights are not those of one process: the worst of them; empty if they are."""
+    """The largest deviation of weights from a single process's; empty if there is none."""
     worst, reason = 0.0, ""
     for name, right in alone.end.items():
         if name not in found or found[name].shape != right.shape:
@@ -218,7 +221,7 @@ def off_the_way(found: Mapping[str, Tensor], alone: Alone, tolerance: float, wha
 
 
 def judge_data_parallel(case: Case, given: Given, answers: list[Answer]) -> Finding:
-    """Compare start, gradients and end with one process."""
+    """Compare initial weights, gradients and final weights with a single process."""
     alone = trained_alone(case, given)
     for rank, answer in enumerate(answers):
         start = parts(answer.tensors, "start")
@@ -273,7 +276,7 @@ def training_case(
 
 
 def data_parallel_cases() -> Iterator[Case]:
-    """Cases of data-parallel wrappers, whose ranks begin with different weights."""
+    """Cases of data-parallel wrappers, whose ranks start with different weights."""
 
     def case(requirement: Literal["handout", "beyond"], words: str, model: str, ranks: int, bucket_mb: float) -> Case:
         return training_case(
@@ -290,7 +293,9 @@ def data_parallel_cases() -> Iterator[Case]:
 
 
 def judge_fsdp(case: Case, given: Given, answers: list[Answer]) -> Finding:
-    """Compare gathered weights at start and end with one process's, and what each rank holds with its share."""
+    """Compare gathered weights at start and end with a single process's, and the size of each rank's weights with its
+    share.
+    """
     alone, header = trained_alone(case, given), case.header
     for rank, answer in enumerate(answers):
         start, end = parts(answer.tensors, "start"), parts(answer.tensors, "end")
@@ -312,7 +317,7 @@ def judge_fsdp(case: Case, given: Given, answers: list[Answer]) -> Finding:
 
 
 def fsdp_cases() -> Iterator[Case]:
-    """Cases of FSDP: ranks begin alike, as in the handout's tests, but for one case beyond it."""
+    """Cases of FSDP: ranks start with equal weights, as in the handout's tests, except in one case beyond it."""
 
     def case(requirement: Literal["handout", "beyond"], words: str, model: str, ranks: int, **options: Any) -> Case:
         settings = {"alike": True, "compute_dtype": "", "shared": False, **options}
@@ -362,7 +367,7 @@ def give_optimizer(case: Case, generator: torch.Generator) -> Given:
 
 
 def judge_optimizer(case: Case, given: Given, answers: list[Answer]) -> Finding:
-    """Compare weights after each step with the optimizer alone; state, with its share."""
+    """Compare weights after each step with the unsharded optimizer, and the size of the state with its share."""
     header, start = case.header, parts(given[0], "weight")
     told, weights = train_with(unsharded, header, given[0], torch.device("cpu"))
     for step in range(header["steps"]):

@@ -1,4 +1,4 @@
-"""A folder that somebody has handed over: a copy of it, in which its code runs, and its commit."""
+"""A folder to verify: a copy of it, in which its code runs, and its commit."""
 
 import os
 import re
@@ -15,7 +15,7 @@ LARGEST_FILE_MB, LARGEST_MB = 10, 100
 
 @contextmanager
 def read_only_copy(folder: Path) -> Iterator[Path]:
-    """A copy of a folder for its code to run in, without links, hidden files, and files as large as a profile.
+    """A copy of a folder in which its code runs, without links, hidden files, and files as large as a profile.
 
     Raises:
         ValueError: the folder is too large, in one sentence.
@@ -49,7 +49,7 @@ def read_only_copy(folder: Path) -> Iterator[Path]:
 
 
 def commit_of(folder: Path) -> str:
-    """The commit that a folder has checked out; empty if that cannot be read. No program of git's is run in it."""
+    """The checked-out commit of a folder; empty if it cannot be read. No git program runs in it."""
     git = folder / ".git"
     try:
         head = (git / "HEAD").read_text(encoding="utf-8").strip()

@@ -1,4 +1,4 @@
-"""Processes that run code under test, and what they return: data, with a limit on time and size."""
+"""Processes that run code under test, and the data they return, with limits on time and size."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ LARGEST = 2**30
 MEMORY = 16 * 2**30
 """Bytes of data that a rank may allocate on a CPU."""
 GRACE_S = 3
-"""How long the other ranks have to answer once one has failed: they may wait for it in a collective."""
+"""How long the other ranks may take to answer once one has failed: they may wait for it in a collective."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Answer:
     told: Mapping[str, Any] = field(default_factory=dict)
     raised: Raised | None = None
     ended: bool = False
-    """Whether its process ended, or sent what is no answer."""
+    """Whether its process ended, or sent an invalid answer."""
     late: bool = False
     """Whether time was up before it answered."""
 
@@ -60,7 +60,7 @@ class Answer:
 
 
 class Launcher:
-    """One process that has imported PyTorch, from which ranks are forked; they import none of this project."""
+    """A process that has imported PyTorch, from which ranks are forked; they import nothing of this project."""
 
     def __init__(self) -> None:
         self._control: socket.socket | None = None
@@ -83,12 +83,12 @@ class Launcher:
         """Start ranks that import an implementation from a folder.
 
         Raises:
-            ConnectionError: the process from which they are forked was ended.
+            ConnectionError: the process from which they are forked has ended.
         """
         if self._process is None or self._process.poll() is not None:
             self._start()
         assert self._control
-        gpu = ranks == 1 and torch.cuda.is_available()  # several ranks talk over Gloo, as in the handout's tests
+        gpu = ranks == 1 and torch.cuda.is_available()  # several ranks communicate over Gloo, as in the handout's tests
         launch = {"family": family, "path": path, "ranks": ranks, "gpu": gpu, "memory": MEMORY}
         pairs = [socket.socketpair() for _ in range(ranks)]
         message = json.dumps(launch | {"folder": str(folder), "log": str(log.absolute())}).encode()
@@ -99,7 +99,7 @@ class Launcher:
         return Ranks(connections, json.loads(self._receive()), self, deadline)
 
     def end(self, gone: Sequence[int]) -> list[int | None] | None:
-        """End a launch; return how those ranks ended that were gone already, or None if this process is gone too."""
+        """End a launch; return how ranks ended that were already gone, or None if this process is gone too."""
         assert self._control
         with contextlib.suppress(ConnectionError):
             self._control.sendall(json.dumps(list(gone)).encode())
@@ -135,7 +135,9 @@ class Ranks:
         return len(self._connections)
 
     def run(self, header: Mapping[str, Any], given: Sequence[Mapping[str, Tensor]]) -> list[Answer]:
-        """Run a case; each rank's answer. What has not answered when time is up, or long after one failed, is late."""
+        """Run a case and return each rank's answer. A rank that has not answered when time is up, or long after one
+        failed, is late.
+        """
         answers: dict[int, Answer] = {}
         for rank, connection in enumerate(self._connections):
             with contextlib.suppress(OSError):
@@ -161,7 +163,7 @@ class Ranks:
             return Answer(ended=True)
 
     def end(self) -> list[int | None]:
-        """End all ranks and what they have started; return the exit statuses of those that had ended."""
+        """End all ranks and their child processes; return the exit statuses of those that had already ended."""
         ends = self._launcher.end(self._gone)
         for pid in self._pids if ends is None else ():
             with contextlib.suppress(psutil.Error):

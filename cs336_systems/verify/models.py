@@ -1,6 +1,6 @@
-"""Small language models on which wrappers and optimizers are tried, of PyTorch's layers or of the layers under test.
+"""Small language models for testing wrappers and optimizers, made of PyTorch's layers or of the layers under test.
 
-The worker reads this file without this project's package, whose name the code under test may have too.
+The worker reads this file without this project's package, since the code under test may have the same package name.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ CONTEXT = 6
 
 
 def torch_linear(d_in: int, d_out: int) -> nn.Module:
-    """PyTorch's Linear without a bias, as the handout's is; its weight is [d_out, d_in]."""
+    """PyTorch's Linear without a bias, like the handout's; its weight is [d_out, d_in]."""
     return nn.Linear(d_in, d_out, bias=False)
 
 
@@ -27,7 +27,7 @@ class Layers(NamedTuple):
 
 
 class Plain(nn.Module):
-    """Linear and Embedding layers whose rows two and four ranks divide, and one frozen parameter."""
+    """Linear and Embedding layers with rows divisible by two and four ranks, and one frozen parameter."""
 
     def __init__(self, layers: Layers):
         super().__init__()
@@ -45,7 +45,7 @@ class Plain(nn.Module):
 
 
 class Normed(nn.Module):
-    """What the handout's FSDP is for: Linear and Embedding layers, and the weight of a norm, which is not sharded."""
+    """The layers of the handout's FSDP: Linear and Embedding layers, and a norm's weight, which is not sharded."""
 
     def __init__(self, layers: Layers):
         super().__init__()
@@ -72,7 +72,7 @@ class Tied(Plain):
 
 
 class Odd(nn.Module):
-    """Tied, frozen and unused parameters, a number, and rows that no number of ranks divides."""
+    """Tied, frozen and unused parameters, a scalar, and rows divisible by no number of ranks."""
 
     def __init__(self, layers: Layers):
         super().__init__()

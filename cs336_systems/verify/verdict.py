@@ -23,20 +23,20 @@ from cs336_systems.verify.launcher import Answer, Launcher, Raised
 RIGHT, WRONG, NOT_THERE, CANNOT_BE_LOADED = "right", "wrong", "not there", "cannot be loaded"
 CANNOT_RUN, CRASHED, TIMED_OUT, UNSUPPORTED = "cannot run here", "crashed", "timed out", "not supported"
 LIMIT_S = 120
-"""So long all cases of an implementation may take."""
+"""Maximum time for all cases of an implementation."""
 LONGEST = 300
-"""Letters of a message of theirs that are quoted."""
+"""Maximum number of quoted characters of their messages."""
 NEEDS_A_GPU = ("cuda", "gpu", "nvidia", "driver", "triton")
-"""Words of errors that code for a GPU raises where there is none."""
+"""Words in errors of GPU code on a machine without a GPU."""
 UNLOADABLE = "it cannot be loaded: "
 IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError")
 BLOCK_POINTERS = ("make_block_ptr", "advance")
-"""Triton's names that 3.9 has no more, and that the handout's kernel uses."""
+"""Triton names used by the handout's kernel that 3.9 no longer has."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """A case and what became of it."""
+    """A case and its outcome."""
 
     case: str
     requirement: str
@@ -46,7 +46,7 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The verdict on one implementation, or of a family in which there is none."""
+    """The verdict on one implementation, or on a family without one."""
 
     family: str
     implementation: Implementation | None
@@ -59,13 +59,13 @@ class Verdict:
         return [case for case in self.cases if case.outcome == outcome and requirement in ("", case.requirement)]
 
     def count(self, requirement: str) -> str:
-        """How many of a requirement's cases are right, as "n of m"; empty if none was tried."""
+        """How many of a requirement's cases are right, as "n of m"; empty if none ran."""
         tried = [case for case in self.cases if case.requirement == requirement]
         return f"{len(self.of('passed', requirement))} of {len(tried)}" if tried else ""
 
     @property
     def grouped(self) -> list[tuple[str, str, list[str]]]:
-        """Outcome, reason and cases of what is not right, those with one reason together."""
+        """Outcome, reason and cases of everything that is not right, grouped by reason."""
         others = [case for case in self.cases if case.outcome != "passed"]
         keys = dict.fromkeys((case.outcome, case.reason) for case in others)
         return [
@@ -76,7 +76,7 @@ class Verdict:
 
 @cache
 def seed() -> int:
-    """The seed of all inputs of this process, which no code under test knows."""
+    """The seed of all inputs of this process, unknown to code under test."""
     return secrets.randbits(62)
 
 
@@ -89,19 +89,16 @@ def given_for(case: Case) -> Given:
 def verify(
     family: str, implementation: Implementation, folder: Path, log: Path, launcher: Launcher, limit_s: float = LIMIT_S
 ) -> Verdict:
-    """Try an implementation on all cases of its family.
+    """Run an implementation on all cases of its family.
 
     Args:
-        family: one of FAMILIES.
-        implementation: its name and its path in the folder.
-        folder: where its modules are.
-        log: what its processes print is appended to this file.
-        launcher: starts its processes.
-        limit_s: so long all cases may take; those that are left have timed out.
+        family: one of FAMILIES. implementation: its name and its path in the folder. folder: where its modules are.
+            log: what its processes print is appended to this file. launcher: starts its processes. limit_s: maximum
+            time for all cases; the remaining ones have timed out.
     """
     deadline = time.monotonic() + limit_s
     cases: list[Judged] = []
-    # The handout's first: they decide, and those beyond it may take longer than there is time.
+    # The handout's cases first: they decide, and the cases beyond it may exceed the time limit.
     in_order = sorted(CASES[family], key=lambda case: (case.ranks, case.requirement != "handout"))
     for ranks, group in groupby(in_order, key=lambda case: case.ranks):
         for case, (outcome, reason) in tried(family, implementation, folder, log, launcher, ranks, [*group], deadline):
@@ -121,7 +118,7 @@ def tried(
     cases: Sequence[Case],
     deadline: float,
 ) -> Iterator[tuple[Case, Finding]]:
-    """Try cases with the same number of ranks; in new processes after one that had no results."""
+    """Run cases with the same number of ranks; in new processes after a case without results."""
     left = list(cases)
     while left and time.monotonic() < deadline:
         try:
@@ -144,10 +141,10 @@ def tried(
 
 
 def explain(answers: Sequence[Answer], ends: Sequence[int | None], out_of_time: bool) -> Finding:
-    """Why a case has no results: what a rank raised, else how a process ended, else that time was up."""
+    """Explain why a case has no results: a rank's exception, else how a process ended, else that time was up."""
     raised = [answer.raised for answer in answers if answer.raised]
     if raised:
-        # Of several ranks' errors the one that is not of waiting for the others.
+        # Of several ranks' errors, the one that is not about waiting for the others.
         waits = re.compile("gloo|NCCL")
         return of_error(min(raised, key=lambda each: (not each.where, bool(waits.search(each.message)))))
     if any(answer.ended for answer in answers):
@@ -188,13 +185,13 @@ def at(raised: Raised) -> str:
 
 
 def quoted(text: str) -> str:
-    """Anybody's text on one line, without what a terminal would act on, and not long."""
+    """Untrusted text on one short line, without terminal control characters."""
     line = printable(" ".join(text.split()))
     return line if len(line) <= LONGEST else f"{line[:LONGEST]}…"
 
 
 def judge(cases: Sequence[Judged]) -> tuple[str, str]:
-    """The verdict and its reason. The handout's cases decide whether it is right; all count."""
+    """Return the verdict and its reason. The handout's cases decide whether it is right; all are counted."""
     handout = [case for case in cases if case.requirement == "handout"]
     first = {case.outcome: case for case in reversed(handout)}
     summary = "; ".join(
@@ -219,7 +216,7 @@ def judge(cases: Sequence[Judged]) -> tuple[str, str]:
 
 
 def summed_up(cases: Sequence[Judged], words: str) -> str:
-    """How many cases are right, of those that it supports, and how many it does not."""
+    """How many of the supported cases are right, and how many cases are not supported."""
     counts = Counter(case.outcome for case in cases)
     others = counts["unsupported"] + counts["cannot run here"]
     if cases and others == len(cases):

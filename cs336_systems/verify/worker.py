@@ -1,7 +1,8 @@
-"""Runs code under test: takes tensors and settings, returns tensors. It knows no right result and makes no verdict.
+"""Runs code under test: receives tensors and settings, returns tensors. It knows no reference results and makes no
+verdict.
 
-One process imports PyTorch and then forks, for each launch, as many ranks as are asked for; only those import the code
-under test, whose package may be called `cs336_systems` too. What a rank sends is data to whoever reads it.
+One process imports PyTorch and then forks the requested number of ranks for each launch; only these import the code
+under test, whose package may also be called `cs336_systems`. The reader treats everything that a rank sends as data.
 
 Launch: python -P -m cs336_systems.verify.worker FILE_DESCRIPTOR
 """
@@ -41,11 +42,11 @@ Header = Mapping[str, Any]
 Tensors = dict[str, Tensor]
 Result = tuple[dict[str, Any], Tensors]
 
-SUBREAPER = 36  # prctl's PR_SET_CHILD_SUBREAPER: what a rank leaves behind becomes this process's child
+SUBREAPER = 36  # prctl's PR_SET_CHILD_SUBREAPER: orphans of a rank become this process's children
 COLLECTIVE_S = 20
 MOST_RANKS = 4
 IMPORTED_ONCE = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim", "triton")
-"""Imported once, or most ranks would import it: optimizers ask for PyTorch's compiler."""
+"""Imported once, since otherwise most ranks would import it: optimizers need PyTorch's compiler."""
 OURS = {__file__, calls.__file__, folder_modules.__file__, implementations.__file__}
 """Files between this process and the code under test."""
 
@@ -64,7 +65,7 @@ def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The header and the tensors of `pack`.
 
     Raises:
-        ValueError: it is no such message.
+        ValueError: it is not such a message.
     """
     size = int.from_bytes(message[:8], "little")
     header, rest = json.loads(message[8 : 8 + size]), message[8 + size :]
@@ -75,18 +76,17 @@ def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 class Unloadable(Exception):
-    """The code under test cannot be imported, or has not what is named."""
+    """The code under test cannot be imported, or lacks the named object."""
 
 
 def load(path: str) -> Any:
-    """The object that FOLDER/package.module:name names.
+    """Load the object named by FOLDER/package.module:name.
 
-    Raises:
-        Unloadable: there is none, or its module cannot be imported.
+    Raises: Unloadable: it does not exist, or its module cannot be imported.
     """
     try:
         return load_path(path)
-    except BaseException as error:  # whatever a module of anybody's raises
+    except BaseException as error:  # whatever a user's module raises
         message = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
         raise Unloadable(message) from error
 
@@ -98,7 +98,7 @@ def layers(modules: FolderModules) -> models.Layers:
         linear, embedding = module.Linear, module.Embedding
         if linear(3, 5).weight.shape == (5, 3) and embedding(7, 3).weight.shape == (7, 3):
             return models.Layers(linear, embedding)
-    except Exception:  # whatever theirs does: then PyTorch's
+    except Exception:  # if theirs fails: PyTorch's
         pass
     return models.Layers()
 
@@ -107,7 +107,7 @@ def layers(modules: FolderModules) -> models.Layers:
 
 
 def run_attention(adapters: Adapters, header: Header, given: Tensors, device: torch.device) -> Result:
-    """Output and gradients; of packed inputs with `strided`."""
+    """Output and gradients; with `strided`, of packed inputs."""
     if header["strided"]:
         leaf = given["qkv"].to(device).requires_grad_()
         leaves = [part.movedim(0, 1) for part in leaf.unbind(1)]
@@ -130,7 +130,7 @@ def run_attention(adapters: Adapters, header: Header, given: Tensors, device: to
 
 
 def run_data_parallel(adapters: Adapters, header: Header, given: Tensors, device: torch.device) -> Result:
-    """Weights as wrapped, gradients of the first step, and weights after all."""
+    """Weights after wrapping, gradients of the first step, and final weights."""
     model = models.build(header["model"], models.Layers(), parts(given, "weight"), device)
     wrapped = adapters.data_parallel(model, header["bucket_mb"])
     found = {f"start.{name}": p.clone() for name, p in named(wrapped.model, model).items()}
@@ -157,12 +157,12 @@ def steps(wrapped: Wrapped, given: Tensors, count: int, device: torch.device) ->
 
 
 def run_sharded_optimizer(adapters: Adapters, header: Header, given: Tensors, device: torch.device) -> Result:
-    """Weights after each step, and how many numbers of state this rank's optimizers hold."""
+    """Weights after each step, and the number of state elements in this rank's optimizers."""
     return train_with(adapters.sharded_optimizer, header, given, device)
 
 
 def train_with(make: Callable[..., Any], header: Header, given: Tensors, device: torch.device) -> Result:
-    """Train with an optimizer that `make` makes of parameters, the class of another optimizer, and options."""
+    """Train with an optimizer that `make` creates from parameters, another optimizer's class, and options."""
     parameters = {}
     for name, value in parts(given, "weight").items():
         value = value.to(device)
@@ -195,7 +195,7 @@ def train_with(make: Callable[..., Any], header: Header, given: Tensors, device:
 
 
 def run_fsdp(adapters: Adapters, header: Header, given: Tensors, device: torch.device) -> Result:
-    """Whole weights as wrapped and after all steps, and how many numbers of them this rank holds between steps."""
+    """Full weights after wrapping and after all steps, and the number of their elements on this rank between steps."""
     modules = modules_of(adapters.path.rpartition("/")[0])
     model = models.build(header["model"], layers(modules), parts(given, "weight"), device)
     names = [name for name, _ in model.named_parameters()]
@@ -223,12 +223,12 @@ def parts(given: Mapping[str, Tensor], prefix: str) -> Tensors:
 
 
 def momentum(model: nn.Module) -> torch.optim.Optimizer:
-    """SGD, which tells a gradient of zero from none and amplifies no rounding."""
+    """SGD, which distinguishes a zero gradient from none and amplifies no rounding."""
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
 def named(wrapped: nn.Module, model: nn.Module) -> dict[str, nn.Parameter]:
-    """A wrapped model's parameters by their names in the model, whatever the wrapper puts before them."""
+    """A wrapped model's parameters by their names in the model, without the wrapper's prefix."""
     names = [name for name, _ in model.named_parameters()]
     parameters = dict(wrapped.named_parameters())
     found = by_end(parameters, names)
@@ -240,7 +240,7 @@ def named(wrapped: nn.Module, model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def whole(wrapped: Wrapped, names: Sequence[str]) -> Tensors:
-    """The whole weights of a sharded model, by their names in the model."""
+    """The unsharded weights of a sharded model, by their names in the model."""
     if wrapped.gather:
         given = dict(wrapped.gather())
     else:
@@ -280,7 +280,7 @@ def serve(connection: Connection, launch: Header, rank: int) -> NoReturn:
         try:
             told, found = program(adapters, header, given, device)
             answer = pack({"told": told}, found)
-        except BaseException as error:  # whatever theirs raises
+        except BaseException as error:  # whatever their code raises
             answer = pack({"raised": described(error, folder)})
         connection.send_bytes(answer)
 
@@ -320,7 +320,7 @@ def rank_process(end: int, launch: Header, rank: int, log: int) -> NoReturn:
 
 
 def descendants() -> list[int]:
-    """Process ids of this process's children, and of what their children have left to it."""
+    """Process ids of this process's children, including inherited orphans."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError):
@@ -331,9 +331,9 @@ def descendants() -> list[int]:
 
 
 def end_all(pids: Sequence[int], gone: Sequence[int]) -> list[int | None]:
-    """Kill the ranks and all that they have started, whatever its session; return how those ended that were gone."""
+    """Kill the ranks and all their child processes in any session; return how ranks ended that were already gone."""
     ends: dict[int, int] = {}
-    for attempt in range(200):  # what a killed process leaves becomes a child of this one
+    for attempt in range(200):  # orphans of a killed process become children of this one
         reap(ends)
         waited = all(pids[rank] in ends for rank in gone) or attempt > 50
         alive = {*descendants(), *(set(pids) - set(ends))}
@@ -347,7 +347,7 @@ def end_all(pids: Sequence[int], gone: Sequence[int]) -> list[int | None]:
 
 
 def reap(ends: dict[int, int]) -> None:
-    """Note how children have ended that have."""
+    """Record how ended children have ended."""
     with contextlib.suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -374,7 +374,7 @@ def fork_ranks(control: socket.socket, launch: Header, ends: Sequence[int], log:
 
 
 def main(descriptor: int) -> None:
-    """Launch ranks and end them, as the other end asks: a message at a time, each of which is answered."""
+    """Launch ranks and end them on request: one message at a time, each with a reply."""
     with contextlib.suppress(OSError, AttributeError):
         import ctypes
 
@@ -396,7 +396,7 @@ def main(descriptor: int) -> None:
                 control.sendall(json.dumps(pids).encode())
                 gone = json.loads(control.recv(2**16) or "[]")  # the launch is over; these have ended by themselves
                 ends_of_gone = end_all(pids, gone)
-            with contextlib.suppress(BrokenPipeError):  # whoever asked is gone
+            with contextlib.suppress(BrokenPipeError):  # the requester is gone
                 control.sendall(json.dumps(ends_of_gone).encode())
 
 
