@@ -180,8 +180,8 @@ def state_sharded(table: DataFrame) -> Typst:
         return NOTHING
     peak = select(peaks(memory(table)), cell=found[0].cell).set_index("contender")["peak"]
     return say(
-        "Shard the optimizer state: it saves {saved:gib}, with a step of {own[median]:ms} instead of "
-        "{other[median]:ms} ({own[cell]}).",
+        "Shard the optimizer state: it saves {saved:gib} at {own[median]:ms} per step, not {other[median]:ms} "
+        "({own[cell]}).",
         saved=peak[UNSHARDED] - peak[SHARDED_STATE],
         own=found[0].first,
         other=found[0].other,
@@ -235,8 +235,8 @@ def advice(tables: Tables, steps: DataFrame, found: DataFrame, one: Facts) -> An
         or one.say("Start with {most:listing}: nothing else shortens {top[label]}'s step as much."),
         more=facts.say(
             state_sharded(tables["optimizer_sharding"]),
-            "If the weights do not fit, _{fsdp[title]}_ keeps {fsdp[efficiency]:percent} of the speed "
-            "({fsdp[panel]}, {fsdp[processes]} ranks).",
+            "If weights do not fit, _{fsdp[title]}_ keeps {fsdp[efficiency]:percent} of the speed ({fsdp[panel]}, "
+            "{fsdp[processes]} ranks).",
         ),
         reason=facts.say(
             "Launched kernel by kernel in bf16 (@sec-training_ladder), a step takes {steps:listing}.",

@@ -61,8 +61,8 @@ def share(tables: Tables, table: DataFrame, rows: DataFrame) -> Answer:
         or facts.say(takes + "its share of communication cannot be decided ({naive[cell]})."),
         more=facts.say(
             "Without communication it takes {naive[baseline]:ms}.",
-            "In the profiled step, {uncovered:ms} of communication ({uncovered / naive[timeline_length]:percent} of "
-            "the step) do not overlap with compute, and the device idles for another {idle:ms}.",
+            "In the profiled step {uncovered:ms} of communication ({uncovered / naive[timeline_length]:percent}) "
+            "run uncovered, and the device idles for another {idle:ms}.",
         ),
         evidence=Captioned(
             grid(DataFrame(steps), COLUMNS),
