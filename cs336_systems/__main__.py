@@ -14,14 +14,14 @@ from typing import NoReturn
 
 TARGETS = {
     "report": ("all", "measure what is missing on this machine, and typeset the report"),
-    "plan": ("-n", "list what a report would measure, and what the GPU's memory can hold"),
-    "card": ("card", "check this GPU in two minutes: rates, state and verdict"),
+    "plan": ("-n", "list what a report would measure, and what fits into the GPU's memory"),
+    "card": ("card", "check this GPU in two minutes: rates, state and a verdict"),
     "verify": ("verify", "check your own implementations against independent references"),
 }
 """Subcommands that run Snakemake in the project's folder, each with its target; further options are Snakemake's."""
 MODULES = {
-    "fit": ("cs336_systems.fit", "predict memory and time of a training step, for every way to train"),
-    "compare": ("cs336_systems.compare", "compare two result folders, time by time"),
+    "fit": ("cs336_systems.fit", "predict memory and time of a training step for every training configuration"),
+    "compare": ("cs336_systems.compare", "compare the times of two result folders"),
     "attention": ("cs336_systems.attention", "list which attention kernels run here, and test them"),
 }
 """Subcommands that are modules."""
@@ -74,7 +74,7 @@ def run(module: str, options: Sequence[str]) -> None:
     except ModuleNotFoundError as error:
         if str(error.name).startswith("cs336_systems"):
             raise
-        refuse(f"{error.name} is not installed; pip install 'cs336-systems[report]' does it")
+        refuse(f"{error.name} is not installed; run pip install 'cs336-systems[report]'")
 
 
 def snakemake(target: str, options: Sequence[str]) -> int:
@@ -82,7 +82,7 @@ def snakemake(target: str, options: Sequence[str]) -> int:
     if not Path("Snakefile").is_file():
         refuse("there is no Snakefile in this folder; allowed: a clone of cs336-systems")
     if importlib.util.find_spec("snakemake") is None:
-        refuse("snakemake is not installed; pip install 'cs336-systems[report]' does it")
+        refuse("snakemake is not installed; run pip install 'cs336-systems[report]'")
     return subprocess.run([sys.executable, "-m", "snakemake", target, *options], check=False).returncode
 
 

@@ -98,7 +98,7 @@ Step = Annotated[
 ]
 Own = Annotated[
     dict[Text, Annotated[str, Field(description="a function or class as package.module:name")]],
-    Field(description="a mapping from a name to what it is called, as package.module:name"),
+    Field(description="a mapping from a name to its location, as package.module:name"),
 ]
 
 
@@ -169,8 +169,8 @@ class Config(Part):
     """The content of config.yaml."""
 
     machine: str = Field(
-        description="auto, or what the jobs run on if that is another machine: cpu, or a number of GPUs and their "
-        "model as in '4 x NVIDIA H200' (python -m cs336_systems.record.machine prints it) or 'RTX 4090'"
+        description="auto, or the jobs' machine if it is another: cpu, or a number of GPUs and their model as in '4 x "
+        "NVIDIA H200' (python -m cs336_systems.record.machine prints it) or 'RTX 4090'"
     )
     nodes: int = Field(ge=1, description="a whole number from 1")
     recorded: str = Field(pattern="^[a-z0-9-]+$", description="none, or the name of a folder in recorded/")

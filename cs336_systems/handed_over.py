@@ -68,7 +68,7 @@ def in_adapters(file: Path) -> Named:
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError) as error:
-        raise ValueError(f"{file.name} is no Python: {error}") from None
+        raise ValueError(f"{file.name} is not Python: {error}") from None
     imports = [alias for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
     names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     names |= {alias.asname or alias.name for alias in imports}

@@ -113,7 +113,7 @@ def parse_all(text: str) -> tuple[Implementation, ...]:
     found = tuple(map(parse, text.split(","))) if text else ()
     names = [implementation.name for implementation in found]
     if len(set(names)) < len(names):
-        raise ValueError(f"{PARAMETER} is {text!r}, where a name comes twice; allowed: each name once")
+        raise ValueError(f"{PARAMETER} is {text!r}, where a name occurs twice; allowed: each name once")
     return found
 
 
@@ -165,7 +165,7 @@ def check(family: str, implementation: Implementation) -> None:
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}".removesuffix(": ")
         raise ValueError(f"{implementation.text} cannot be loaded: {reason.splitlines()[0][:300]}") from None
     arguments = CALLED_WITH[family]
-    allowed = f"allowed: what takes {', '.join(arguments)}"
+    allowed = f"allowed: a callable with the arguments {', '.join(arguments)}"
     if not callable(found):
         raise ValueError(f"{implementation.text} is of type {type(found).__name__}; {allowed}")
     if implementation.adapter:

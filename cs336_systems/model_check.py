@@ -43,7 +43,7 @@ def check_model(model: str, attention: str = "plain") -> None:
     if attention != "plain" and not any(
         parameter.name == "attention" or parameter.kind == parameter.VAR_KEYWORD for parameter in parameters
     ):
-        raise ValueError(f"attention is {attention!r}, which model {model!r} does not take; allowed: plain")
+        raise ValueError(f"attention is {attention!r}, which model {model!r} does not accept; allowed: plain")
 
 
 if __name__ == "__main__":

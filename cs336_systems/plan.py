@@ -127,8 +127,11 @@ class Plan:
         if needed <= self.gpus or self.nodes_of(job) > 1:
             return self.too_large(job)
         if self.nodes > 1:
-            return f"it needs {needed} GPUs, as many on each node, and there are {self.nodes} nodes of {self.gpus}"
-        return f"it needs {needed} GPUs, and {self.gpus} {'is' if self.gpus == 1 else 'are'} visible"
+            return (
+                f"it needs {needed} GPUs, the same number on each node, but there are {self.nodes} nodes with "
+                f"{self.gpus}"
+            )
+        return f"it needs {needed} GPUs, but {self.gpus} {'is' if self.gpus == 1 else 'are'} visible"
 
     def too_large(self, job: Job) -> str:
         """Reason why none of a job's cells fits into this machine's memory; empty if one may fit."""

@@ -33,8 +33,8 @@ class ModelShape:
                 raise ValueError(f"{name} is {value}; allowed: whole numbers from 1 to {most}")
         if self.d_model % self.num_heads or (self.d_model // self.num_heads) % 2:
             raise ValueError(
-                f"num_heads is {self.num_heads}, which does not divide d_model {self.d_model} into heads of even width"
-                " (rotary embeddings turn pairs of features)"
+                f"num_heads is {self.num_heads}, which does not divide d_model {self.d_model} into heads of even "
+                "width (rotary embeddings rotate pairs of features)"
             )
 
 
@@ -93,7 +93,7 @@ def check_own_name(name: str) -> None:
         ValueError: a name that is taken, or has characters that are not allowed.
     """
     if name in SIZES:
-        raise ValueError(f"size name {name!r} is taken; allowed: any but {', '.join(SIZES)}")
+        raise ValueError(f"size name {name!r} is taken; allowed: any except {', '.join(SIZES)}")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ValueError(f"size name is {name!r}; allowed: letters, digits, and '.', '_', '-' not at the start")
 

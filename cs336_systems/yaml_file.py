@@ -18,7 +18,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     content = read_yaml(path)
     if not isinstance(content, dict):
         held = "nothing" if content is None else "a list" if isinstance(content, list) else repr(content)
-        raise ValueError(f"{path}: it holds {held}; allowed: keys with their values, a line each, as in `scale: smoke`")
+        raise ValueError(f"{path}: it has {held}; allowed: keys with their values, a line each, as in `scale: smoke`")
     return content
 
 
@@ -35,7 +35,7 @@ def read_yaml(path: Path) -> Any:
         if node is None:
             return None
         if (values := _count_values(node, {})) > MOST_VALUES:
-            raise ValueError(f"{path}: its aliases stand for {values} values; allowed: at most {MOST_VALUES}")
+            raise ValueError(f"{path}: its aliases expand to {values} values; allowed: at most {MOST_VALUES}")
         return loader.construct_document(node)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
@@ -52,7 +52,7 @@ def _count_values(node: Node, counts: dict[Node, int | None]) -> int:
     if node in counts:
         count = counts[node]
         if count is None:
-            raise yaml.MarkedYAMLError(problem="an alias stands for what it is part of", problem_mark=node.start_mark)
+            raise yaml.MarkedYAMLError(problem="a recursive alias", problem_mark=node.start_mark)
         return count
     counts[node] = None
     children: list[Node] = []
@@ -69,5 +69,5 @@ def _check_keys(mapping: MappingNode) -> None:
     seen: dict[Any, Node] = {}
     for key, _ in mapping.value:
         if isinstance(key.value, str) and (first := seen.setdefault((key.tag, key.value), key)) is not key:
-            problem = f"the key {key.value!r} is there already, in line {first.start_mark.line + 1}"
+            problem = f"the key {key.value!r} already occurs in line {first.start_mark.line + 1}"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)

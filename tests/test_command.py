@@ -71,5 +71,5 @@ def test_a_command_has_its_own_options(run):
 def test_a_missing_package_is_named_with_the_extra(run, monkeypatch):
     """As after `pip install .`, which installs only what the library needs."""
     monkeypatch.setitem(sys.modules, "pandas", None)
-    sentence = "cs336-systems: pandas is not installed; pip install 'cs336-systems[report]' does it\n"
+    sentence = "cs336-systems: pandas is not installed; run pip install 'cs336-systems[report]'\n"
     assert run("fit", "--size", "small") == (2, "", sentence)

@@ -18,7 +18,7 @@ from tests.samples import ROOT, config
         ("mine", "implementation is 'mine'; allowed: NAME=package.module:name"),
         ("mine=my_package.flash", "implementation is 'mine=my_package.flash'; allowed: NAME=package.module:name"),
         ("my own=a:b", "implementation is 'my own=a:b'; allowed: NAME=package.module:name"),
-        ("a=b:c,a=d:e", "implementation is 'a=b:c,a=d:e', where a name comes twice; allowed: each name once"),
+        ("a=b:c,a=d:e", "implementation is 'a=b:c,a=d:e', where a name occurs twice; allowed: each name once"),
     ],
 )
 def test_what_names_no_implementation_is_refused(text, complaint):
@@ -49,8 +49,8 @@ def test_what_has_its_familys_arguments_passes(family, path):
         ("fsdp", "nowhere.at_all:FSDP", "nowhere.at_all:FSDP cannot be loaded: ModuleNotFoundError: No module"),
         ("fsdp", "torch.nn:Nothing", "mine=torch.nn:Nothing cannot be loaded: torch.nn has no 'Nothing'"),
         ("attention", "tests.support.raising_model:LM", "cannot be loaded: RuntimeError: of itself"),
-        ("data_parallel", "math:pi", "mine=math:pi is of type float; allowed: what takes module"),
-        ("attention", "torch.nn.functional:relu", "cannot be called: too many .*; allowed: what takes q, k, v"),
+        ("data_parallel", "math:pi", "mine=math:pi is of type float; allowed: a callable with the arguments module"),
+        ("attention", "torch.nn.functional:relu", "cannot be called: too many .*; allowed: .* arguments q, k, v"),
         ("fsdp", "cs336_systems.model:Linear.reset", "cs336_systems.model has no 'Linear.reset'"),
         ("fsdp", f"{ROOT}/examples/class/emmy/cs336_systems.fsdp:F", "No module named 'cs336_systems.fsdp'"),
         ("fsdp", f"{ROOT}/examples/class/emmy/math:pi", "No module named 'math' in emmy"),
@@ -148,7 +148,7 @@ def test_rows_of_adapters_are_of_the_code_that_they_import(tmp_path):
     [
         ("ada b", {}, "allowed: a path without spaces, commas, = and :"),
         ("ada", {"tests/adapters.py": "x = 1\n"}, "adapters.py has no adapter; allowed: get_flashattention"),
-        ("ada", {"tests/adapters.py": "def\n"}, "adapters.py is no Python: invalid syntax"),
+        ("ada", {"tests/adapters.py": "def\n"}, "adapters.py is not Python: invalid syntax"),
         ("ada", {"implementations.yaml": "fsdp: {x: '../b/c:D'}"}, "names '../b/c:D'; allowed: package.module:name in"),
         ("ada", {"implementations.yaml": "attention: {plain: 'a:b'}"}, "attention.plain has a name that is taken"),
         ("", {}, "adapters is '.*'; allowed: none, or a folder with a tests/adapters.py"),

@@ -280,8 +280,8 @@ def test_a_launch_has_one_number_of_processes(ranks):
     ("machine", "obstacles"),
     [
         ("cpu", ["", ""]),
-        ("1 x NVIDIA H200", ["it needs 2 GPUs, and 1 is visible", "it needs 4 GPUs, and 1 is visible"]),
-        ("2 x NVIDIA H200", ["", "it needs 4 GPUs, and 2 are visible"]),
+        ("1 x NVIDIA H200", ["it needs 2 GPUs, but 1 is visible", "it needs 4 GPUs, but 1 is visible"]),
+        ("2 x NVIDIA H200", ["", "it needs 4 GPUs, but 2 are visible"]),
         ("4 x NVIDIA H200", ["", ""]),
     ],
 )
@@ -293,8 +293,8 @@ def test_a_job_of_more_gpus_than_there_are_is_not_measured(ranks, machine, obsta
 @pytest.mark.parametrize(
     ("machine", "obstacles", "gpus"),
     [
-        ("cpu", ["", "it needs 2 GPUs, and 0 are visible", "", "it needs 4 GPUs, and 0 are visible"], [0, 2, 0, 4]),
-        ("2 x NVIDIA H200", ["", "", "", "it needs 4 GPUs, and 2 are visible"], [0, 2, 0, 4]),
+        ("cpu", ["", "it needs 2 GPUs, but 0 are visible", "", "it needs 4 GPUs, but 0 are visible"], [0, 2, 0, 4]),
+        ("2 x NVIDIA H200", ["", "", "", "it needs 4 GPUs, but 2 are visible"], [0, 2, 0, 4]),
     ],
 )
 def test_gloo_needs_no_gpus_and_nccl_one_per_process(machine, obstacles, gpus):
@@ -322,7 +322,7 @@ def test_a_launch_spans_as_few_nodes_as_have_its_gpus_in_equal_shares():
     )
     assert [plan.obstacle(jobs[processes]) for processes in (2, 4, 6, 8)] == [
         *["", "", ""],
-        "it needs 8 GPUs, as many on each node, and there are 2 nodes of 3",
+        "it needs 8 GPUs, the same number on each node, but there are 2 nodes with 3",
     ]
 
 

@@ -45,7 +45,7 @@ def main() -> None:
                 line += f"; {'right' if right else 'WRONG'}: error {ours:.1e}, allowed {limit:.1e}"
             print(line, flush=True)
     if on_gpu:
-        print("Deterministic algorithms, if PyTorch is asked for them, take Triton's backward pass.")
+        print("With PyTorch's deterministic algorithms, Triton's backward pass runs.")
     sys.exit(not passed)
 
 

@@ -284,7 +284,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None,
     if scale is not None and not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
         raise ValueError(f"scale must be a positive number or None, got {shown(scale)}.")
     if dtype not in DTYPES:
-        raise ValueError(f"flash_attention takes bfloat16, float16 or float32, got q of {dtype}.")
+        raise ValueError(f"flash_attention accepts bfloat16, float16 or float32, got q of {dtype}.")
     for name, x in (("k", k), ("v", v)):
         if x.dtype != dtype:
             raise ValueError(f"q, k and v must share a dtype, got q of {dtype} and {name} of {x.dtype}.")
@@ -293,7 +293,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None,
     if len(q_shape) < 2:
         raise ValueError(f"q must be [..., n_queries, d], got shape {list(q_shape)}.")
     if k_shape != v_shape and k_shape[:-1] != v_shape[:-1]:
-        raise ValueError(f"k and v may differ in the last axis only, got {list(k_shape)} and {list(v_shape)}.")
+        raise ValueError(f"k and v may differ only in the last axis, got {list(k_shape)} and {list(v_shape)}.")
     if k_shape[:-2] != q_shape[:-2] or k_shape[-1:] != q_shape[-1:] or len(k_shape) != len(q_shape):
         _check_groups(q_shape, k_shape, enable_gqa)
     if k_shape[-2] == 0:
@@ -308,8 +308,10 @@ def _check_groups(q_shape: torch.Size, k_shape: torch.Size, enable_gqa: bool) ->
     shapes = f"got q {list(q_shape)} and k {list(k_shape)}"
     alike = len(q_shape) == len(k_shape) > 2 and q_shape[:-3] == k_shape[:-3] and q_shape[-1] == k_shape[-1]
     if not alike:
-        raise ValueError(f"q and k may differ in the second last axis, and in that of heads with enable_gqa, {shapes}.")
+        raise ValueError(
+            f"q and k may differ only in the second last axis and, with enable_gqa, in the number of heads, {shapes}."
+        )
     if not enable_gqa:
         raise ValueError(f"q and k may differ in the number of heads only with enable_gqa=True, {shapes}.")
     if k_shape[-3] == 0 or q_shape[-3] % k_shape[-3]:
-        raise ValueError(f"The heads of q must be a multiple of those of k and v, {shapes}.")
+        raise ValueError(f"The number of heads of q must be a multiple of that of k and v, {shapes}.")

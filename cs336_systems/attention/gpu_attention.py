@@ -78,8 +78,8 @@ def hopper_obstacle(device: int, dtype: torch.dtype, q_shape: torch.Size, k_shap
 def _warn_of_untested_triton() -> None:
     tested = f"{TESTED_TRITON[0]} to {TESTED_TRITON[-1]}"
     warnings.warn(
-        f"flash_attention: the kernels for Hopper GPUs are tested with Triton {tested}, not with {triton.__version__}: "
-        "slower ones run instead",
+        f"flash_attention: the kernels for Hopper GPUs are tested with Triton {tested}, not with "
+        f"{triton.__version__}; slower kernels run instead",
         stacklevel=2,
     )
 

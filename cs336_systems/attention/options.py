@@ -74,7 +74,7 @@ def _slices(name: str, bounds: Tensor | None, tokens: int) -> list[slice]:
     assert bounds is not None
     values = bounds.tolist()
     if values[0] != 0 or values[-1] > tokens or any(a > b for a, b in pairwise(values)):
-        raise ValueError(f"{name} must begin with 0, never decrease, and end at {tokens} tokens at most, got {values}.")
+        raise ValueError(f"{name} must start with 0, never decrease, and end at most at {tokens} tokens, got {values}.")
     return [slice(a, b) for a, b in pairwise(values)]
 
 
@@ -121,7 +121,7 @@ def _parse_window(window_size: object) -> tuple[int, int]:
     sides = [OPEN if side is None else side for side in sides]
     if isinstance(window_size, int) or len(sides) != 2 or not all(type(x) is int and x >= OPEN for x in sides):
         raise ValueError(
-            f"window_size must be (left, right), each a number of keys from 0 on or -1 for open, got "
+            "window_size must be (left, right), each a number of keys from 0 or -1 for unlimited, got "
             f"{shown(window_size)}."
         )
     return sides[0], sides[1]
@@ -156,7 +156,7 @@ def check_documents(q: Tensor, k: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Te
             raise ValueError(f"{name} must be on the device of q and k, got {bounds.device} and {x.device}.")
     if len(cu_seqlens_q) != len(cu_seqlens_k):
         lengths = f"got {len(cu_seqlens_q)} and {len(cu_seqlens_k)} numbers"
-        raise ValueError(f"cu_seqlens_q and cu_seqlens_k must bound as many documents, {lengths}.")
+        raise ValueError(f"cu_seqlens_q and cu_seqlens_k must bound the same number of documents, {lengths}.")
 
 
 def shown(value: object) -> str:

@@ -54,7 +54,7 @@ def measure(cell: Attention, device: torch.device) -> list[Measurement]:
             metric="memory_before_backward",
             unit="MiB",
             status="skipped",
-            message="PyTorch counts memory in use on CUDA devices only",
+            message="PyTorch counts memory in use only on CUDA devices",
         ),
         peak,
         *device_busy(phases, device),

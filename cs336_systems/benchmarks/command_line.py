@@ -241,7 +241,7 @@ def device_of_rank(cells: Sequence[Experiment], machine: torch.device, rank: Ran
         return torch.device(CPU)
     visible = torch.cuda.device_count() if machine.type == CUDA else 0
     if rank.local_processes > visible:
-        raise ValueError(f"{rank.local_processes} processes need a GPU each, but there are {visible}")
+        raise ValueError(f"{rank.local_processes} processes need a GPU each, but {visible} are visible")
     return torch.device(CUDA, rank.local_number) if rank.processes > 1 else machine
 
 

@@ -102,9 +102,9 @@ def _time(
 
     if cell.without in PRECISIONS:
         if cell.precision != "fp32":
-            return [_skipped(phase, "products of bf16 numbers take one product")]
+            return [_skipped(phase, "a bf16 matmul takes one matmul")]
     elif cell.without != "nothing" and tiles == default:
-        return [_skipped(phase, "not a decision of this pass here")]
+        return [_skipped(phase, "this pass does not use it here")]
     precision = PRECISIONS.get(cell.without)
     require_close(call(tiles, precision), inputs, is_causal=True)
     laps = do_bench(lambda: call(tiles, precision), warmup=25, rep=cell.rep, return_mode="all")

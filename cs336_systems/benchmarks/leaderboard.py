@@ -83,7 +83,7 @@ def plan_step(cell: Leaderboard, device: torch.device) -> Setting:
 
 def verdict(step: Setting, free: float) -> str:
     """Say in a sentence whether a rank's step fits into the given free bytes."""
-    blocks = f"with {step.recomputed} of {step.shape.num_layers} blocks computed again in the backward pass"
+    blocks = f"with {step.recomputed} of {step.shape.num_layers} blocks recomputed in the backward pass"
     needed, has = f"{peak(step).total / GB:.3g} GB", f"{free / GB:.3g} GB"
     if peak(step).total <= usable(free):
         return f"It fits: a rank needs {needed} of {has} {blocks}"

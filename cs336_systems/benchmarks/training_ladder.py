@@ -126,7 +126,7 @@ def summaries(step: RungStep, turns: Sequence[Turn], device: torch.device) -> It
         yield summarize("first_steps", "ms", [1e3 * lap for lap in first])
     joules = [turn.joules for turn in turns]
     if math.isnan(sum(joules)):
-        yield Measurement(metric="energy", unit="J", status="skipped", message="no counter of this device's energy")
+        yield Measurement(metric="energy", unit="J", status="skipped", message="this device has no energy counter")
     else:
         yield summarize("energy", "J", joules)
     yield from (row for row in device_busy({"step": step}, device) if row.metric in TrainingLadder.metrics)

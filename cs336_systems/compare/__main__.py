@@ -54,11 +54,13 @@ def parser() -> OneSentence:
     """The command line."""
     found = OneSentence("compare", description="Compare two result folders cell by cell.")
     found.add_argument("a", metavar="A", help="a result folder, the label of one in results/ or recorded/, or a file")
-    found.add_argument("b", metavar="B", help="the one that is compared with it")
+    found.add_argument("b", metavar="B", help="the one to compare with it")
     found.add_argument("--fail-if-slower", type=share, metavar="PERCENT", help="exit with status 1 if a cell is")
-    found.add_argument("--margin", type=share, metavar="PERCENT", help="closer times are the same (default: 3%%)")
+    found.add_argument(
+        "--margin", type=share, metavar="PERCENT", help="times that differ by less are the same (default: 3%%)"
+    )
     found.add_argument("--price", type=price, metavar="PRICE[,PRICE]", help="price of a GPU-hour, of A and of B")
-    found.add_argument("--on", choices=["cpu", "gpu"], help="of files: what was timed (default: gpu for nvbench's)")
+    found.add_argument("--on", choices=["cpu", "gpu"], help="what was timed in files (default: gpu for nvbench)")
     found.add_argument("--json", type=Path, metavar="FILE", help="write everything")
     found.add_argument("--csv", type=Path, metavar="FILE", help="write a line for each cell")
     return found
@@ -105,9 +107,7 @@ def refuse_outputs(options: argparse.Namespace, *read: Path) -> None:
     for name, path in outputs.items():
         for source in read:
             if path.resolve().is_relative_to(source.resolve()):
-                raise ValueError(
-                    f"{name} is {path}, which is part of what is read from {source}; allowed: another file"
-                )
+                raise ValueError(f"{name} is {path}, which is an input of {source}; allowed: another file")
 
 
 def write(path: Path | None, text: Callable[[], str]) -> None:
@@ -126,7 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         from cs336_systems.compare.output import cell_lines, to_csv, to_json, to_text
     except ModuleNotFoundError as error:
-        print(f"compare: {error.name} is not installed; pip install 'cs336-systems[report]' does it", file=sys.stderr)
+        print(f"compare: {error.name} is not installed; run pip install 'cs336-systems[report]'", file=sys.stderr)
         return 2
     try:
         found = compared(options)

@@ -18,14 +18,14 @@ STATED = ("gpu", "cpu", "driver", "cuda", "cudnn", "torch", "triton", "flash_att
 """Provenance whose differences are stated first."""
 VERSIONS = ("gpu", "cpu", "driver", "cuda", "cudnn", "torch", "torch_files", "triton", "python")
 """Columns that, with the code's digest, identify the same program on the same kind of machine."""
-HOST_SETS_PACE = "host-bound: the host's speed changes from run to run by more than any verdict could tell"
+HOST_SETS_PACE = "host-bound: the host's speed changes too much from run to run for a verdict"
 COMMIT_CHARACTERS, MOST_LISTED = 10, 3
 CPU_SHARES, CPU_TAIL, QUIET = (0.5, 0.9), 2.0, 0.02
 """On a CPU, only unchanged cells decide: the calibrated machine was loaded by other programs, and most are not.
 Temporary loads leave most cells unaffected, so the tail counts, at twice its value; the factor is at least 0.02.
 """
-NOT_CALIBRATED = "bound by communication, of which no two honest runs are recorded to calibrate with"
-NOT_KNOWN = "no instrument tells whether the host or the device sets its pace"
+NOT_CALIBRATED = "communication-bound: no two unchanged runs are recorded for calibration"
+NOT_KNOWN = "no instrument shows whether it is host-bound or device-bound"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +250,7 @@ def finished(cell: Compared, told: tuple[Difference, Verdict] | None, level: flo
     if told is None:
         return cell
     found, verdict = told
-    reason = f"only a change of {found.resolution(level):.0%} or more would be told" if verdict == UNDECIDED else ""
+    reason = f"only a change of {found.resolution(level):.0%} or more would be detected" if verdict == UNDECIDED else ""
     return replace(cell, difference=found, verdict=verdict, reason=reason)
 
 

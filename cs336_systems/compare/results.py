@@ -77,13 +77,13 @@ def find(name: str, root: Path) -> tuple[Path, Sequence[Path]]:
     if not folders:
         labels = sorted({path.name for parent in PARENTS for path in (root / parent).glob("*") if raw_csvs(path)})
         raise ValueError(
-            f"there are no results named {name!r}; allowed: a folder with raw/EXPERIMENT/JOB.csv,"
-            f" or a label: {', '.join(labels) or 'none is measured or recorded yet'}"
+            f"no results are named {name!r}; allowed: a folder with raw/EXPERIMENT/JOB.csv, or a label: "
+            f"{', '.join(labels) or 'none is measured or recorded yet'}"
         )
     csvs = raw_csvs(folders[0])
     if not csvs:
         raise ValueError(
-            f"{folders[0]} holds no results; allowed: a folder with raw/EXPERIMENT/JOB.csv, or with such CSV files"
+            f"{folders[0]} has no results; allowed: a folder with raw/EXPERIMENT/JOB.csv, or with such CSV files"
         )
     return csvs[0].parent.parent if csvs[0].parent.name in KINDS else csvs[0].parent, csvs
 

@@ -147,7 +147,7 @@ def tail(z: float) -> float:
 
 def difference(a: Time, b: Time, model: RunToRun, *, widen: float = 1.0) -> Difference:
     """Compare two runs' times of a cell; rates are compared as times per unit of work."""
-    assert a.is_ms == b.is_ms, "a time meets no rate"
+    assert a.is_ms == b.is_ms, "a time cannot be compared with a rate"
     log_ratio = math.log(b.median / a.median) * (1 if a.is_ms else -1)
     return Difference(log_ratio, widen * math.hypot(model.deviation(a), model.deviation(b)))
 

@@ -126,7 +126,7 @@ def make_cell(experiment: type[E], parameters: Mapping[str, Any]) -> E:
     known = [field.name for field in dataclasses.fields(experiment)]
     for key in parameters:
         if key not in known:
-            raise ValueError(f"{key!r} is not known here; allowed: {', '.join(known)}")
+            raise ValueError(f"{key!r} is unknown here; allowed: {', '.join(known)}")
     try:
         return _adapter(experiment).validate_python(experiment(**parameters))
     except ValidationError as error:

@@ -111,7 +111,7 @@ CONTENDERS = (
     AttentionContender(
         name="flex_autotuned",
         title="FlexAttention, autotuned",
-        about="the same, its tiles chosen by timing them",
+        about="the same, with tiles chosen by timing",
         builder=f"{_BUILDERS}:flex",
         foreign=True,
         devices=("cuda",),
@@ -157,7 +157,7 @@ def contender_of(implementation: str) -> AttentionContender:
         return AttentionContender(name=own.text, title=own.name, builder=own.path, own=True)
     known = {contender.name: contender for contender in Flash.contenders}
     if implementation not in known:
-        allowed = f"{', '.join(known)}, or one of your own as NAME=package.module:name"
+        allowed = f"{', '.join(known)}, or your own as NAME=package.module:name"
         raise ValueError(f"implementation is {implementation!r}; allowed: {allowed}")
     return known[implementation]
 
@@ -176,7 +176,7 @@ class Flash(Experiment):
     contenders: ClassVar[tuple[AttentionContender, ...]] = CONTENDERS
     more_help: ClassVar[Mapping[str, str]] = {
         "implementation": "; ".join(f"{contender.name}: {contender.about}" for contender in CONTENDERS)
-        + "; NAME=package.module:name: a function or an autograd.Function of your own."
+        + "; NAME=package.module:name: your own function or autograd.Function."
     }
     timed: ClassVar[str] = "forward_backward"
     numeric_tests: ClassVar[tuple[str, ...]] = (

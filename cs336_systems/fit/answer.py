@@ -137,7 +137,7 @@ class Answer:
             )
         elif self._recorded:
             fitted = "" if recorded_on(self.gpu) else ", to which nothing was fitted"
-            lines.append(f"±: largest error over so many recorded steps of this kind on this GPU{fitted}.")
+            lines.append(f"±: largest error over the recorded steps of this kind on this GPU{fitted}.")
         else:
             lines.append(f"Nothing is recorded on this GPU: expect memory within 2 %, time within {ELSEWHERE:.0%}.")
         return "\n".join(lines)

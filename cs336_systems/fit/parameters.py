@@ -95,9 +95,9 @@ def refuse_contradictions(question: Question) -> None:
     if question.model in PRESETS:
         for name in ("size", "vocab_size"):
             if (value := getattr(question, name)) is not None:
-                raise ValueError(f"{name} is {value!r}, but {question.model} has one of its own; leave {name} out")
+                raise ValueError(f"{name} is {value!r}, but {question.model} has its own; leave {name} out")
         longest = PRESETS[question.model].context
         if question.context > longest:
             raise ValueError(f"context is {question.context}; {question.model} allows whole numbers up to {longest}")
     elif question.vocab_size is None and question.shape_name not in SIZES:
-        raise ValueError("vocab_size is missing, which a shape of your own needs; allowed: whole numbers from 1")
+        raise ValueError("vocab_size is missing; your own shape needs it; allowed: whole numbers from 1")

@@ -20,7 +20,7 @@ def device_busy(phases: Mapping[str, Callable[[], None]], device: torch.device) 
     Runs the step once more. `launches` counts kernels, copies and fills.
     """
     if device.type != "cuda":
-        return [not_known("only a CUDA device works apart from the host, which may keep it waiting")]
+        return [not_known("only a CUDA device works asynchronously to the host")]
     activity = device_activity(phases, device)
     if not any(activity.values()):
         return [not_known("the profiler recorded no kernel")]

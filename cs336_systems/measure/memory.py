@@ -40,7 +40,7 @@ def reset_peak(device: torch.device) -> None:
 def peak_memory(device: torch.device, above: int = 0) -> Measurement:
     """The maximum memory held by tensors since `reset_peak`, less `above` bytes, or why it is not known."""
     if device.type != "cuda":
-        message = "PyTorch counts peak memory on CUDA devices only"
+        message = "PyTorch counts peak memory only on CUDA devices"
         return Measurement(metric="peak_memory", unit="MiB", status="skipped", message=message)
     return summarize("peak_memory", "MiB", [(most_in_use(device) - above) / MIB])
 
@@ -48,7 +48,7 @@ def peak_memory(device: torch.device, above: int = 0) -> Measurement:
 def allocated(metric: str, count: int, device: torch.device) -> Measurement:
     """Bytes that PyTorch's allocator counted, or why it did not count."""
     if device.type != "cuda":
-        message = "PyTorch counts memory in use on CUDA devices only"
+        message = "PyTorch counts memory in use only on CUDA devices"
         return Measurement(metric=metric, unit="MiB", status="skipped", message=message)
     return summarize(metric, "MiB", [count / MIB])
 
@@ -61,7 +61,7 @@ def device_allocations(device: torch.device) -> int:
 def allocations_since(start: int, device: torch.device) -> Measurement:
     """Number of requests to the driver since the count was `start`, or why it is not known."""
     if device.type != "cuda":
-        message = "PyTorch counts its allocations on CUDA devices only"
+        message = "PyTorch counts its allocations only on CUDA devices"
         return Measurement(metric="device_allocations", status="skipped", message=message)
     return summarize("device_allocations", "", [device_allocations(device) - start])
 

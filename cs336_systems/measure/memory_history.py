@@ -38,10 +38,10 @@ def require_history(device: torch.device) -> None:
     Raises: Unavailable: it cannot on this device or with these settings.
     """
     if device.type != "cuda":
-        raise Unavailable("PyTorch keeps a history of allocations on CUDA devices only")
+        raise Unavailable("PyTorch keeps a history of allocations only on CUDA devices")
     for name in ALLOCATOR_SETTINGS:
         if value := os.environ.get(name):
-            raise Unavailable(f"{name} is {value!r}; the allocator can be followed only where it is not set")
+            raise Unavailable(f"{name} is {value!r}; the allocator can be recorded only if it is not set")
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ def read_trace(path: Path) -> dict[str, Any]:
         content = read_file(path)
     except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
         reason = "its end is missing" if isinstance(error, EOFError | json.JSONDecodeError) else error
-        raise ValueError(f"{path}: not a whole trace file ({reason})") from None
+        raise ValueError(f"{path}: not a complete trace file ({reason})") from None
     events = content.get("traceEvents") if isinstance(content, dict) else None
     if not isinstance(events, list):
         raise ValueError(f"{path}: it has no list 'traceEvents'; allowed: a trace that PyTorch's profiler wrote")

@@ -70,8 +70,8 @@ def check_unchanged(name: str, parameter: nn.Parameter, dtype: torch.dtype, devi
         )
     if parameter._backward_hooks:
         raise RuntimeError(
-            f"{name} has a hook of `register_hook`, which would never run: autograd sees the whole weight; allowed: "
-            "`register_post_accumulate_grad_hook`"
+            f"{name} has a hook of `register_hook`, which would never run: autograd sees the unsharded weight; "
+            "allowed: `register_post_accumulate_grad_hook`"
         )
 
 
@@ -83,7 +83,7 @@ def check_in_place(name: str, found: Tensor | None, wrapped: nn.Parameter) -> No
     """
     if found is not wrapped:
         raise RuntimeError(
-            f"{name} was replaced after wrapping; allowed: to change its numbers, by load_state_dict or under "
+            f"{name} was replaced after wrapping; allowed: in-place changes, by load_state_dict or under "
             "torch.no_grad()"
         )
 

@@ -426,7 +426,9 @@ def alive(this: Wrapper) -> FullyShardedDataParallel:
     """
     wrapper = this()
     if wrapper is None:
-        raise RuntimeError("the FullyShardedDataParallel that gathers the weights of this module is gone: keep it")
+        raise RuntimeError(
+            "the FullyShardedDataParallel that gathers the weights of this module was deleted: keep a reference to it"
+        )
     return wrapper
 
 

@@ -56,7 +56,7 @@ def check_member(group: dist.ProcessGroup | None) -> None:
     """
     if dist.get_rank(group) < 0:
         raise ValueError(
-            f"process_group does not have rank {dist.get_rank()}; allowed: None, or a group that this process is in"
+            f"process_group does not have rank {dist.get_rank()}; allowed: None, or a group with this process"
         )
 
 

@@ -21,14 +21,16 @@ def check(module: nn.Module, compute_dtype: torch.dtype | None) -> None:
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ValueError("the module has no parameter that requires a gradient: there is nothing to synchronize")
     if module._compiled_call_impl is not None:
-        raise ValueError("the module was compiled in place; allowed: to compile its parts so, or torch.compile(module)")
+        raise ValueError(
+            "the module was compiled in place; allowed: compiling its parts in place, or torch.compile(module)"
+        )
     for name, part in module.named_modules():
         check_part(name or "the module", part, compute_dtype)
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if isinstance(tensor, DTensor):
-            raise ValueError(f"{name} is a DTensor: sharded already; allowed: a module that is not")
+            raise ValueError(f"{name} is a DTensor, already sharded; allowed: an unsharded module")
         if tensor.is_meta:
-            raise ValueError(f"{name} is on the meta device; allowed: a module with numbers, which rank 0 gives to all")
+            raise ValueError(f"{name} is on the meta device; allowed: a module with data, which rank 0 broadcasts")
     check_memory(module)
 
 

@@ -70,7 +70,7 @@ class ShardedBucket:
             if (parameter.dtype, parameter.device) != (view.dtype, view.device):
                 raise RuntimeError(
                     f"a parameter that was {view.dtype} on {view.device} is {parameter.dtype} on {parameter.device} "
-                    "now; make the optimizer after the model has been moved"
+                    "now; create the optimizer after moving the model"
                 )
             view.copy_(parameter)
             parameter.data = view

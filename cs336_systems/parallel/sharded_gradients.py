@@ -42,8 +42,8 @@ class GradientOfOneRank(Tensor):
     ) -> Any:
         if func in NORMS:
             raise RuntimeError(
-                "each rank has other gradients, and no rank the norm of all; allowed: clip_grad_norm_() of the "
-                "ShardedGradientsDataParallel, which returns it"
+                "each rank has different gradients, so no rank has the norm of all; allowed: clip_grad_norm_() of "
+                "the ShardedGradientsDataParallel, which returns it"
             )
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
@@ -62,7 +62,7 @@ class OwnedGradients(Bucket):
         for mean_of_last_step, parameter in zip(self._means, self._bucket.mine, strict=False):
             if parameter.grad is mean_of_last_step():
                 raise RuntimeError(
-                    "the mean gradients of the last step, which only their owners have, cannot be added to: call "
+                    "only the owners have the last step's mean gradients, so nothing can be added to them: call "
                     "zero_grad(set_to_none=True) between steps, and put all backward passes of a step but the last "
                     "into no_sync()"
                 )
@@ -162,5 +162,5 @@ class ShardedGradientsDataParallel(OverlappedDataParallel):
 
     def _average_gradients(self) -> None:
         if len(self._optimizer.buckets) != len(self._buckets):
-            raise RuntimeError("the optimizer has got parameters that the wrapper does not know: wrap the module again")
+            raise RuntimeError("the optimizer has parameters unknown to the wrapper: wrap the module again")
         super()._average_gradients()

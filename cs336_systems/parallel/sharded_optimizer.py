@@ -79,7 +79,7 @@ class ShardedOptimizer(Optimizer):
             found = getattr(optimizer_cls, "__name__", f"an instance of {type(optimizer_cls).__name__}")
             raise TypeError(f"optimizer_cls is {found}; allowed: a class of optimizers, such as torch.optim.AdamW")
         if issubclass(optimizer_cls, LBFGS):
-            raise ValueError("optimizer_cls is LBFGS; allowed: optimizers that update each parameter on its own")
+            raise ValueError("optimizer_cls is LBFGS; allowed: optimizers that update each parameter independently")
         super().__init__(params, {})
         self.process_group = process_group
         self._bucket_bytes = bucket_size_mb * MB
@@ -241,7 +241,7 @@ class ShardedOptimizer(Optimizer):
         if overlap := find_overlap(unique):
             shapes = " and ".join(f"one of shape {list(unique[i].shape)}" for i in overlap)
             raise ValueError(
-                f"two parameters share memory, {shapes}; allowed: the same parameter in both places, or memory of each"
+                f"two parameters share memory, {shapes}; allowed: the same parameter in both places, or separate memory"
             )
         for owner_of in plan_buckets(parameters, self._loads, self._bucket_bytes):
             bucket = self._bucket_type([parameters[i] for i in owner_of], owner_of.values(), self.process_group)

@@ -52,8 +52,8 @@ def check_not_used_up(parameters: Iterable[Tensor], wrapper: str) -> None:
     for parameter in parameters:
         if user := _user_of(parameter):
             raise ValueError(
-                f"{user} uses a parameter's gradient up in the backward pass, before {wrapper} could "
-                "average it; allowed: parameters whose gradients are kept until the backward pass ends"
+                f"{user} consumes a parameter's gradient in the backward pass, before {wrapper} could average it; "
+                "allowed: parameters whose gradients are kept until the backward pass ends"
             )
 
 
@@ -87,7 +87,8 @@ def check_complete_in_backward(parameters: Iterable[Tensor], user: str) -> None:
             )
         if other := _user_of(parameter):
             raise ValueError(
-                f"{other} already uses a parameter's gradient up in the backward pass; allowed: one of it and {user}"
+                f"{other} already consumes a parameter's gradient in the backward pass; allowed: only one of it and "
+                f"{user}"
             )
 
 

@@ -74,7 +74,7 @@ class Unit:
             if parameter.data_ptr() != view.data_ptr() or parameter.dtype is not view.dtype:
                 raise RuntimeError(
                     f"a parameter of shape {list(parameter.shape)} was cast, moved or replaced after its unit was "
-                    "made; allowed: to change its numbers in place, by load_state_dict or under torch.no_grad()"
+                    "created; allowed: in-place changes, by load_state_dict or under torch.no_grad()"
                 )
 
     def cut(self, values: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
@@ -348,11 +348,11 @@ def check_units(units: Sequence[Sequence[nn.Parameter]]) -> None:
         if not parameter.requires_grad:
             raise ValueError(f"{name} is frozen; allowed: parameters that require a gradient")
         if isinstance(parameter, DTensor):
-            raise ValueError(f"{name} is a DTensor, sharded already; allowed: whole parameters")
+            raise ValueError(f"{name} is a DTensor, already sharded; allowed: unsharded parameters")
     check_in_memory(named)
     if overlap := find_overlap([parameter for _, parameter in named]):
         places = " and ".join(named[index][0] for index in overlap)
-        raise ValueError(f"{places} share memory; allowed: each parameter once, in memory of its own")
+        raise ValueError(f"{places} share memory; allowed: each parameter once, in its own memory")
 
 
 def check_elementwise(optimizer_cls: Any) -> None:
@@ -363,9 +363,7 @@ def check_elementwise(optimizer_cls: Any) -> None:
     """
     if isinstance(optimizer_cls, type) and issubclass(optimizer_cls, NOT_ELEMENTWISE):
         name = optimizer_cls.__name__
-        raise ValueError(
-            f"optimizer_cls is {name}; allowed: optimizers that treat every number of a parameter alike, such as AdamW"
-        )
+        raise ValueError(f"optimizer_cls is {name}; allowed: elementwise optimizers, such as AdamW")
 
 
 def is_elementwise(name: str, value: Any, unit: Unit) -> bool:

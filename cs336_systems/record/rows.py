@@ -206,7 +206,7 @@ def _check_digest(path: Path) -> None:
         raise ValueError(f"{path} is not a file; allowed: a CSV that a measurement wrote")
     digest_file = digest_path(path)
     if not digest_file.is_file():
-        raise ValueError(f"{path}: there is no {digest_file.name} next to it; a measurement writes both")
+        raise ValueError(f"{path}: {digest_file.name} is missing next to it; a measurement writes both")
     written = digest_file.read_bytes().partition(b" ")[0].decode(errors="replace")
     if not re.fullmatch("[0-9a-f]{64}", written):
         raise ValueError(
@@ -299,7 +299,7 @@ def _read(experiment: type[Experiment], path: Path) -> Iterator[tuple[int, Row]]
 def _check_header(header: Sequence[str], columns: Sequence[str], may_be_absent: Iterable[str]) -> None:
     for column in columns:
         if header.count(column) > 1 or (column not in header and column not in may_be_absent):
-            raise ValueError(f"column {column!r} is {'there twice' if column in header else 'missing'}")
+            raise ValueError(f"column {column!r} is {'duplicated' if column in header else 'missing'}")
     for column in header:
         if column not in columns:
-            raise ValueError(f"column {column!r} is not known here; allowed: {', '.join(columns)}")
+            raise ValueError(f"column {column!r} is unknown here; allowed: {', '.join(columns)}")

@@ -56,7 +56,7 @@ def _faults(experiment: type[Experiment], row: Row) -> Iterator[str]:
     yield from _metric_faults(experiment, row)
     if row.status != "ok":
         if not row.message:
-            yield "message is ''; allowed: the reason for any status but ok"
+            yield "message is ''; allowed: the reason for any status except ok"
         if row.n or any(getattr(row, name) is not None for name in (*STATISTICS, "std")):
             yield f"status is {row.status!r}; allowed: ok for a row with statistics"
     elif row.value:
@@ -74,7 +74,7 @@ def _metric_faults(experiment: type[Experiment], row: Row) -> Iterator[str]:
     elif row.unit != units[row.metric]:
         yield f"unit is {row.unit!r}; allowed for {row.metric}: {units[row.metric]!r}"
     if row.metric == WHOLE_CELL and row.status == "ok":
-        yield f"status is 'ok'; allowed for {WHOLE_CELL}: what kept the cell from being measured"
+        yield f"status is 'ok'; allowed for {WHOLE_CELL}: the reason why the cell was not measured"
     planned = experiment.planned_samples(row, row.metric)
     if row.status == "ok" and planned is not None and row.n != planned:
         yield f"n is {row.n}; planned: {planned}"

@@ -13,7 +13,7 @@ QUOTED = re.compile(r'#"((?:[^"\\]|\\.)*)";?')
 FINDINGS = 3
 NEXT = {
     "cpu": "The models were small: `snakemake --config recorded=nvidia-h200` shows what a GPU measured.",
-    "cuda": "`snakemake card` tells whether this GPU is as fast as it should be.",
+    "cuda": "`snakemake card` checks whether this GPU is as fast as it should be.",
     "recorded": "`make` measures this machine.",
 }
 """The next command, after a run on a device or from recorded results."""

@@ -69,8 +69,8 @@ def forecast(plan: Plan, jobs: Iterable[Job]) -> str:
     """The table of some jobs of a plan for GPUs, as text."""
     gpu = gpu_of_label(plan.machine)
     if gpu is None:
-        return f"No data sheet is listed for {plan.machine}, so what fits and how long it takes is not known."
-    title = f"{plan.gpus} x {gpu.name}, {memory_of_gpu(gpu) / GB:.1f} GB: cells by whether its memory is enough"
+        return f"No data sheet is listed for {plan.machine}, so it is unknown what fits and how long it takes."
+    title = f"{plan.gpus} x {gpu.name}, {memory_of_gpu(gpu) / GB:.1f} GB: cells by whether they fit into its memory"
     return "\n".join([title, "", *_aligned([HEADER, *table(plan, gpu, jobs)]), "", LEGEND])
 
 

@@ -187,7 +187,7 @@ class ProgressMonitor:
 def duration(seconds: float | None) -> str:
     """Format the time left in words."""
     if seconds is None:
-        return "time left not known yet"
+        return "time left unknown"
     if seconds < 90:
         return f"about {max(1, round(seconds))} s left"
     return f"about {round(seconds / 60)} min left"

@@ -126,15 +126,15 @@ def explain(status: int, hung: bool, killed: bool, timeout: float, kept: Path) -
     """Explain how a job failed, in which cell, and which cells are kept."""
     cells, cell = len(measured_cells(kept)), cell_under_way(kept)
     if hung:
-        how = f"The job was ended, since it took longer than {timeout:g} s (cell_timeout in config.yaml)"
+        how = f"The job was ended because it took longer than {timeout:g} s (cell_timeout in config.yaml)"
     elif killed:
         how = f"The job has failed: {MESSAGE}"
     else:
         how = f"The job {describe_end(status)}"
     if cell is not None:
-        return f"{how}, in cell {cells + 1}{cell and f' ({cell})'}; a repeated run begins with that cell."
+        return f"{how}, in cell {cells + 1}{cell and f' ({cell})'}; a repeated run starts with that cell."
     if cells:
-        return f"{how}, after cell {cells}; a repeated run goes on after that cell."
+        return f"{how}, after cell {cells}; a repeated run continues after that cell."
     return f"{how}, before its first cell began."
 
 
@@ -151,8 +151,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run the job of a command line; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m cs336_systems.run.relaunch")
     parser.add_argument("--timeout", type=float, required=True, help="seconds that one cell may take")
-    parser.add_argument("--kept", type=Path, help="file of the cells that are measured; without it, none are kept")
-    parser.add_argument("--code", default="", help="digest of the code that decides what is measured")
+    parser.add_argument("--kept", type=Path, help="file for the measured cells; without it, none are kept")
+    parser.add_argument("--code", default="", help="digest of the code that determines the measurements")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the command that measures the job")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:

@@ -143,7 +143,7 @@ class MasterAdamW(Optimizer):
                 updated.
         """
         if self._hooked and scale is not None:
-            raise ValueError("scale is given while updates run under the backward pass, which needs all gradients")
+            raise ValueError("scale is given while updates run during the backward pass; it needs all gradients")
         factor = None if scale is None else one_number(scale)
         loss = None
         if closure is not None:
@@ -174,7 +174,7 @@ class MasterAdamW(Optimizer):
             ValueError: a data-parallel wrapper averages a gradient later, as torch DDP does.
         """
         if self._hooked:
-            raise RuntimeError("updates already run under the backward pass; remove the first handle before")
+            raise RuntimeError("updates already run during the backward pass; remove the first handle first")
         trained = {p: number for p, number in self._numbered() if p.requires_grad}
         check_complete_in_backward(trained, "MasterAdamW.during_backward")
         self.prepare()

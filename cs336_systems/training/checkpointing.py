@@ -60,9 +60,9 @@ def checkpoint_blocks(model: nn.Module, blocks: int | None = None, *, keep_atten
 
 def _check(block: nn.Module, number: int, keep_attention: bool) -> None:
     if isinstance(block.forward, _Checkpointed):
-        raise ValueError(f"block {number} is checkpointed already")
+        raise ValueError(f"block {number} is already checkpointed")
     if block._compiled_call_impl is not None or hasattr(block, "_orig_mod"):
-        raise ValueError(f"block {number} is compiled already; allowed: to compile it after checkpoint_blocks")
+        raise ValueError(f"block {number} is already compiled; allowed: compiling it after checkpoint_blocks")
     if keep_attention and not _attentions(block):
         raise ValueError(f"block {number} does not call flash_attention; allowed: such blocks, or no keep_attention")
 

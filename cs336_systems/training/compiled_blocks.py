@@ -35,6 +35,6 @@ def compile_blocks(model: nn.Module, **options: Any) -> None:
     blocks = blocks_of(model)
     for number, block in enumerate(blocks):
         if block._compiled_call_impl is not None or hasattr(block, "_orig_mod"):
-            raise ValueError(f"block {number} is compiled already")
+            raise ValueError(f"block {number} is already compiled")
     for block in dict.fromkeys(blocks):
         block.compile(**options)

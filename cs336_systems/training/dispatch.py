@@ -39,9 +39,9 @@ def check_whole(function: str, x: Tensor, *weights: Tensor) -> None:
     for weight in weights:
         if type(weight) not in PLAIN and hasattr(weight, "placements") and not hasattr(x, "placements"):
             raise ValueError(
-                f"{function} got a weight that is a DTensor, sharded over ranks; allowed: whole weights, as in the "
-                "forward pass of a module whose class is in FullyShardedDataParallel's `together`, or that was given "
-                "to fully_shard; linear_cross_entropy also accepts the layer"
+                f"{function} got a weight that is a DTensor, sharded over ranks; allowed: unsharded weights, as in "
+                "the forward pass of a module whose class is in FullyShardedDataParallel's `together`, or that was "
+                "given to fully_shard; linear_cross_entropy also accepts the layer"
             )
 
 

@@ -140,7 +140,7 @@ def use_fp8(
         raise ValueError(f"no linear layer of the model can run in FP8: {left or 'it has none'}")
     chosen = [layer for name, layer in layers.items() if name not in left and type(layer) is nn.Linear]
     if not chosen:
-        raise ValueError("all layers of the model that can run in FP8 do so already; allowed: one call per layer")
+        raise ValueError("all layers that can run in FP8 already do; allowed: one call per layer")
     _check_device(chosen[0].weight.device)
     for layer in chosen:
         layer.__class__ = Fp8Linear
@@ -200,5 +200,5 @@ def _check_device(device: torch.device) -> None:
     if device.type == "cuda" and compute_capability(device) < CAPABILITY:
         name = torch.cuda.get_device_name(device)
         raise RuntimeError(
-            f"{name} does not multiply in FP8; it takes an NVIDIA GPU of compute capability 8.9 or more (Ada, Hopper)"
+            f"{name} has no FP8 matmuls; they need an NVIDIA GPU of compute capability 8.9 or more (Ada, Hopper)"
         )

@@ -266,8 +266,8 @@ def _check(model: nn.Module) -> None:
             raise TypeError(f"fuse accepts linear maps without a bias, but {path} has one.")
         if not is_bare(module, type(module)):
             raise TypeError(
-                f"fuse changes how modules are called, but {path or 'the model'} has a hook or a forward method of its "
-                "own; allowed: to fuse first."
+                f"fuse changes how modules are called, but {path or 'the model'} has a hook or its own forward "
+                "method; allowed: fusing first."
             )
 
 

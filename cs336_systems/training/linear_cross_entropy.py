@@ -148,7 +148,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @only_once("linear_cross_entropy")
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
-            raise RuntimeError("linear_cross_entropy cannot run backward twice: its gradients are made once, in place")
+            raise RuntimeError(
+                "linear_cross_entropy cannot run backward twice: its gradients are computed once, in place"
+            )
         gradients, ctx.gradients = ctx.gradients, None
         for gradient in gradients:
             if gradient is not None:

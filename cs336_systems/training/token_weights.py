@@ -13,7 +13,7 @@ COMPILED = "CompiledFunctionBackward"
 MEAN = 1
 """Their `reduction`, as a number."""
 ALLOWED = (
-    "tokens; allowed: one mean outside of torch.compile, or to return (sum, count), of which (loss, 1) weighs all "
+    "tokens; allowed: one mean outside torch.compile, or returning (sum, count); (loss, 1) weights all "
     "micro-batches and ranks alike"
 )
 

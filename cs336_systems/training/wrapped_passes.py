@@ -62,7 +62,7 @@ class WrappedPasses:
             return
         if torch.cuda.current_stream() == torch.cuda.default_stream():
             raise ValueError(
-                "DistributedDataParallel adds gradients on the stream that it was built on, and the default stream "
+                "DistributedDataParallel adds gradients on the stream on which it was built, and the default stream "
                 "cannot be captured; build it and this step under torch.cuda.stream(torch.cuda.Stream())"
             )
 

@@ -110,7 +110,7 @@ def judge_attention(case: Case, given: Given, answers: list[Answer]) -> Finding:
             shape = "missing" if found is None else list(found.shape)
             return failed(f"its {name} is {shape}, not {list(exact[name].shape)}")
         if found.dtype != matrices[0].dtype:
-            return failed(f"its {name} is {found.dtype}, and its inputs {matrices[0].dtype}")
+            return failed(f"its {name} is {found.dtype}, but its inputs are {matrices[0].dtype}")
         worst = largest_error(found, exact[name], matrices[3])
         if not worst.error <= tolerance:
             if header["causal"] and name == "o" and ignores_mask(found, matrices):
@@ -138,7 +138,9 @@ def attention_cases() -> Iterator[Case]:
             name = "exact fp32" if dtype == torch.float32 else "bf16"
             yield attention_case("beyond", name, (2, 128, 64), causal, dtype=dtype)
             for shape in ((3, 77, 16), (2, 300, 32), (1, 1, 16), (5, 65, 128)):
-                yield attention_case("beyond", f"{name} at a length that no tile divides", shape, causal, dtype=dtype)
+                yield attention_case(
+                    "beyond", f"{name} at a length that is no multiple of a tile", shape, causal, dtype=dtype
+                )
         yield attention_case("beyond", "scores whose exponentials overflow", (2, 128, 32), causal, scale=5.0)
         yield attention_case("beyond", "inputs that are not contiguous", (2, 128, 16), causal, strided=True)
 
@@ -210,11 +212,14 @@ def off_the_way(found: Mapping[str, Tensor], alone: Alone, tolerance: float, wha
             return f"{what} {name} is {shape}, not {list(right.shape)}"
         way, off = (right - alone.start[name]).norm().item(), (found[name].float() - right).norm().item()
         if way == 0 and off > 0:
-            return f"{what} {name} has moved, which has no gradient"
+            return f"{what} {name} has changed, although it has no gradient"
         error = off / way if way else 0.0
         if not error <= max(tolerance, worst):
             worst = error
-            reason = f"{what} {name} {list(right.shape)} is off from one process's by {error:.2g} of its way"
+            reason = (
+                f"{what} the change of {name} {list(right.shape)} has a relative error of {error:.2g} against a "
+                "single process"
+            )
             if math.isnan(error):
                 return reason
     return reason
@@ -227,7 +232,7 @@ def judge_data_parallel(case: Case, given: Given, answers: list[Answer]) -> Find
         start = parts(answer.tensors, "start")
         for name, weight in alone.start.items():
             if name not in start or not torch.equal(start[name], weight):
-                return failed(f"{name} is not rank 0's after the model was wrapped, on rank {rank}")
+                return failed(f"{name} differs from rank 0's after the model was wrapped, on rank {rank}")
     for rank, answer in enumerate(answers):
         at, gradients = f"on rank {rank}", parts(answer.tensors, "gradient")
         for name, right in alone.gradients.items():
@@ -243,12 +248,12 @@ def judge_data_parallel(case: Case, given: Given, answers: list[Answer]) -> Find
                 )
         for name in set(alone.start) - set(alone.gradients):
             if name in gradients and gradients[name].any():
-                return failed(f"{name} has a gradient, though it has no part in the loss, {at}")
+                return failed(f"{name} has a gradient, although it does not contribute to the loss, {at}")
         if reason := off_the_way(parts(answer.tensors, "end"), alone, FP32_WAY, f"after {case.header['steps']} steps"):
             return failed(f"{reason}, {at}")
         for name, weight in parts(answer.tensors, "end").items():
             if not torch.equal(weight, answers[0].tensors[f"end.{name}"]):
-                return failed(f"after {case.header['steps']} steps {name} has other bits {at} than on rank 0")
+                return failed(f"after {case.header['steps']} steps {name} is not bitwise equal to rank 0's, {at}")
     return RIGHT
 
 
@@ -302,8 +307,8 @@ def judge_fsdp(case: Case, given: Given, answers: list[Answer]) -> Finding:
         for name, weight in alone.start.items():
             if name not in start or not torch.equal(start[name].float(), weight):
                 if not header["alike"]:
-                    return "unsupported", "it leaves ranks with the different weights that they begin with"
-                return failed(f"{name} is not what it was before the model was wrapped, on rank {rank}")
+                    return "unsupported", "ranks keep their different initial weights"
+                return failed(f"wrapping the model changed {name}, on rank {rank}")
         tolerance = BF16_WAY if header["compute_dtype"] else FP32_WAY
         if reason := off_the_way(end, alone, tolerance, f"after {header['steps']} steps"):
             return failed(f"{reason}, on rank {rank}")
@@ -327,11 +332,13 @@ def fsdp_cases() -> Iterator[Case]:
     yield case("handout", "compute_dtype bf16 with fp32 weights", "normed", 2, compute_dtype="bfloat16")
     yield case("beyond", "a frozen parameter", "plain", 2)
     for ranks in (2, 4):
-        yield case("beyond", "rows that ranks do not divide, tied, frozen and unused parameters", "odd", ranks)
+        yield case(
+            "beyond", "row counts that are no multiple of the ranks, tied, frozen and unused parameters", "odd", ranks
+        )
         yield case("beyond", "checkpointed blocks", "checkpointed", ranks)
     yield case("beyond", "a share of the weights", "plain", 4, shared=True)
     yield case("beyond", "tied weights", "tied", 2)
-    yield case("beyond", "ranks that begin with different weights", "plain", 2, alike=False)
+    yield case("beyond", "ranks that start with different weights", "plain", 2, alike=False)
 
 
 # --- sharded optimizers -----------------------------------------------------------------------------------------------
@@ -421,8 +428,8 @@ def sharded_optimizer_cases() -> Iterator[Case]:
         for optimizer in OPTIMIZERS:
             yield case("beyond", "odd shapes, frozen and unused parameters", ODD_SHAPES, ranks, optimizer)
         yield case("beyond", "fewer parameters than ranks", {"only": (3, 5)}, ranks)
-        yield case("beyond", "groups and a learning rate that changes", ODD_SHAPES, ranks, groups=GROUPS, decay=0.5)
-        yield case("beyond", "a group that is added later", ODD_SHAPES, ranks, "SGD", groups=GROUPS, add_later=True)
+        yield case("beyond", "groups and a changing learning rate", ODD_SHAPES, ranks, groups=GROUPS, decay=0.5)
+        yield case("beyond", "a group added later", ODD_SHAPES, ranks, "SGD", groups=GROUPS, add_later=True)
     yield case("beyond", "a share of the state", plain, 4, shared=True)
 
 

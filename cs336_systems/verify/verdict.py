@@ -149,11 +149,11 @@ def explain(answers: Sequence[Answer], ends: Sequence[int | None], out_of_time: 
         return of_error(min(raised, key=lambda each: (not each.where, bool(waits.search(each.message)))))
     if any(answer.ended for answer in answers):
         status = next((end for end in ends if end is not None), None)
-        how = "sent what is no result" if status is None else describe_end(status).partition(" (")[0]
+        how = "sent an invalid result" if status is None else describe_end(status).partition(" (")[0]
         return "crashed", f"its process {how}"
     if out_of_time:
         return "timed out", ""
-    return "crashed", "a rank waits for ever"
+    return "crashed", "a rank waits forever"
 
 
 def of_error(raised: Raised) -> Finding:
@@ -199,7 +199,7 @@ def judge(cases: Sequence[Judged]) -> tuple[str, str]:
         for requirement, words in (("handout", "of the handout"), ("beyond", "beyond it"))
     )
     if any(case.reason == TF32 for case in cases if case.outcome == "passed"):
-        summary += "; TF32: its fp32 results are as exact as matrix multiplies in TF32"
+        summary += "; TF32: its fp32 results are only as exact as TF32 matmuls"
     wrong: tuple[tuple[Outcome, str], ...] = (("failed", WRONG), ("crashed", CRASHED), ("timed out", TIMED_OUT))
     for outcome, verdict in wrong:
         if case := first.get(outcome):
@@ -211,7 +211,7 @@ def judge(cases: Sequence[Judged]) -> tuple[str, str]:
         return RIGHT, f"{summary}: {missing.reason}" if missing else summary
     missing = first.get("cannot run here") or first.get("unsupported")
     if not missing:
-        return CANNOT_BE_LOADED, "no case was tried"
+        return CANNOT_BE_LOADED, "no case was run"
     return (CANNOT_RUN if missing.outcome == "cannot run here" else UNSUPPORTED), missing.reason
 
 

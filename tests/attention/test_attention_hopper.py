@@ -526,7 +526,7 @@ WIDTHS = ((64, (1, 3)), (80, (1, 2)), (96, (1, 2)), (128, (2,)))  # d, consumers
 
 
 def launches() -> dict[str, Launch]:
-    """Of each kernel, causal, in bf16, at a length that no tile divides, with shared heads of keys and without."""
+    """Launches of each kernel, causal, bf16, at a length that no tile divides, with and without shared key heads."""
     result = {}
     for (d, kinds), (kv_heads, shared) in itertools.product(WIDTHS, ((3, ""), (1, ", shared"))):
         shape, k_shape = torch.Size((2, 3, 1000, d)), torch.Size((2, kv_heads, 1000, d))

@@ -67,7 +67,7 @@ def test_wrong_results_are_counted(monkeypatch):
     (work,) = [work for work in works_of(Card(instrument="matmul"), CPU) if work.name == "fp32 33 x 17 x 65"]
     lost, count = measure_work(work, Card(instrument="matmul"), CPU)
     assert (lost.metric, lost.status) == ("rate", "failed")
-    assert lost.message.startswith("1 of 2145 numbers are off from float64's")
+    assert lost.message.startswith("1 of 2145 elements differ from float64")
     assert (count.metric, count.mean) == ("wrong_numbers", 1)
 
 

@@ -112,7 +112,7 @@ def test_each_process_has_a_gpu_of_its_own(two_gpus):
     assert [device_of_rank(cells, gpu, rank) for rank in ranks(2)] == [torch.device("cuda", 0), torch.device("cuda", 1)]
     assert device_of_rank(cells, gpu, ranks(1)[0]) == torch.device("cuda")
     for rank in ranks(3):  # all of them: only rank 0 tells
-        with pytest.raises(ValueError, match="3 processes need a GPU each, but there are 2"):
+        with pytest.raises(ValueError, match="3 processes need a GPU each, but 2 are visible"):
             device_of_rank(cells, gpu, rank)
         assert device_of_rank(cells, cpu, rank) == cpu
     assert [device_of_rank(cells, gpu, rank).index for rank in ranks(4, nodes=2)] == [0, 1, 0, 1]
@@ -123,7 +123,7 @@ def test_a_backend_decides_what_its_cells_are_measured_on(two_gpus):
     gloo, nccl = AllReduce(backend="gloo"), AllReduce(backend="nccl")
     assert all(device_of_rank([gloo], machine, rank) == cpu for machine in (gpu, cpu) for rank in ranks(3))
     assert device_of_rank([nccl], gpu, ranks(2)[1]) == torch.device("cuda", 1)
-    with pytest.raises(ValueError, match="2 processes need a GPU each, but there are 0"):
+    with pytest.raises(ValueError, match="2 processes need a GPU each, but 0 are visible"):
         device_of_rank([nccl], cpu, ranks(2)[0])
     with pytest.raises(ValueError, match="the backends need cpu and cuda; allowed: one backend per launch"):
         device_of_rank([gloo, nccl], gpu, ranks(2)[0])

@@ -211,8 +211,8 @@ apart = partial(builders.whole, wrap=Apart)
 @pytest.mark.parametrize(
     ("wrap", "why"),
     [
-        ("apart", "ranks begin with different weights"),
-        ("frozen", "it leaves weights as they are"),
+        ("apart", "ranks start with different weights"),
+        ("frozen", "it does not change the weights"),
     ],
 )
 @on_all_ranks

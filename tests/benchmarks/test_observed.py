@@ -94,8 +94,8 @@ WRONG = {
     ),
     "another bucket size": ("data_parallel", "ddp_view 25", in_small_buckets, "× all_reduce in passes"),
     "buffers broadcast": ("data_parallel", "ddp_view 25", "ddp 25", "1 × broadcast in passes, and none declared"),
-    "copies": ("data_parallel", "ddp_view 25", handicapped, "times besides, and 1 times declared"),
-    "no update": ("data_parallel", "bucketed 100", frozen, "it leaves weights as they are"),
+    "copies": ("data_parallel", "ddp_view 25", handicapped, "additional times; declared: 1"),
+    "no update": ("data_parallel", "bucketed 100", frozen, "it does not change the weights"),
     "whole as sharded": ("optimizer_sharding", "sharded", "unsharded", " in update, and "),
     "sharded as whole": ("optimizer_sharding", "unsharded", "sharded", " in update, and none"),
     "other views": (

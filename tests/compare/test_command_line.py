@@ -51,8 +51,8 @@ def test_everything_is_written_for_programs(folders):
     ("arguments", "sentence"),
     [
         (["one", "one"], "one and one are the same folder, results/one/raw; allowed: two folders"),
-        (["one", "three"], "there are no results named 'three'; allowed: a folder with raw/EXPERIMENT/JOB.csv, or"),
-        (["one", "."], ". holds no results; allowed: a folder with raw/EXPERIMENT/JOB.csv, or with such CSV files"),
+        (["one", "three"], "no results are named 'three'; allowed: a folder with raw/EXPERIMENT/JOB.csv, or"),
+        (["one", "."], ". has no results; allowed: a folder with raw/EXPERIMENT/JOB.csv, or with such CSV files"),
         (["one", "two", "--price", "0"], "argument --price: '0'; allowed: a price per GPU-hour above 0, such as"),
         (["one", "two", "--price=-1,3"], "argument --price: '-1,3'; allowed: a price per GPU-hour above 0, such"),
         (["one", "two", "--fail-if-slower", "120%"], "'120%'; allowed: a percentage above 0% and below 100%, such as"),
@@ -95,7 +95,7 @@ def test_a_folder_of_csv_files_will_do(folders, capsys):
 def test_a_gpus_name_will_do(folders, capsys):
     shutil.copytree(folders / "results/one", folders / "recorded/nvidia-h200")
     assert main(["rtx4090", "two"]) == 2
-    assert "there are no results named 'rtx4090'; allowed:" in capsys.readouterr().err
+    assert "no results are named 'rtx4090'; allowed:" in capsys.readouterr().err
     assert main(["H200", "two"]) == 0
 
 
@@ -113,7 +113,7 @@ def test_a_missing_package_is_named_with_the_extra():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 2
-    assert done.stderr == "compare: pydantic is not installed; pip install 'cs336-systems[report]' does it\n"
+    assert done.stderr == "compare: pydantic is not installed; run pip install 'cs336-systems[report]'\n"
 
 
 @pytest.mark.parametrize(

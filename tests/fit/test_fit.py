@@ -170,7 +170,7 @@ def test_tied_weights_count_once(capsys):
         ("--price nan", "price is nan; allowed: a finite number"),
         ("--price 0", "price is 0.0; allowed: greater than 0"),
         ("--model llama", "model is 'llama'; allowed: gpt2, "),
-        ("--model gpt2 --size small", "size is 'small', but gpt2 has one of its own"),
+        ("--model gpt2 --size small", "size is 'small', but gpt2 has its own"),
         ("--model gpt2 --context 2048", "context is 2048; gpt2 allows whole numbers up to 1024"),
         ("--model nowhere:Model", "model 'nowhere:Model' cannot be loaded"),
         ("--model builtins:int", "model 'builtins:int' cannot be called: no signature found"),

@@ -261,7 +261,7 @@ def test_a_hand_edit_a_cut_file_and_a_missing_digest_are_seen(tmp_path):
     (tmp_path / "folder.csv").mkdir()
     with pytest.raises(ValueError, match=r"folder\.csv is not a file; allowed: a CSV that a measurement wrote"):
         read_jobs(EndToEnd, [tmp_path / "folder.csv"])
-    with pytest.raises(ValueError, match=r"a\.csv: there is no a\.csv\.sha256 next to it"):
+    with pytest.raises(ValueError, match=r"a\.csv: a\.csv\.sha256 is missing next to it"):
         read_jobs(EndToEnd, [path])
 
 

@@ -91,7 +91,7 @@ def test_what_was_never_timed_makes_a_lower_bound_and_calls_within_a_budget_take
 def test_the_text_of_listed_and_unlisted_gpus():
     text = forecast(plan := plan_for("RTX 3070"), plan.jobs["fsdp"].values())
     assert text.startswith(
-        "1 x NVIDIA GeForce RTX 3070, 8.6 GB: cells by whether its memory is enough\n\nexperiment  fit"
+        "1 x NVIDIA GeForce RTX 3070, 8.6 GB: cells by whether they fit into its memory\n\nexperiment  fit"
     )
     assert "2.7B: 2 of 2 (from 33 GB), 10B: 2 of 2 (from 67 GB)\ntotal" in text
     assert forecast(plan_for("NVIDIA A10G"), []).startswith("No data sheet is listed for nvidia-a10g, so what fits")

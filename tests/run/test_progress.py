@@ -77,7 +77,7 @@ def test_cells_are_counted_over_the_whole_run(plan, follow):
     look = follow("a", "b")
     assert look() == []
     write_log(plan, "a")
-    assert look() == ["1 of 7 cells done, time left not known yet | accumulation/a, cell 1 of 3: additions=1"]
+    assert look() == ["1 of 7 cells done, time left unknown | accumulation/a, cell 1 of 3: additions=1"]
     write_log(plan, "a", "ok", "ok")
     assert look(4) == ["3 of 7 cells done, about 8 s left | accumulation/a, cell 3 of 3: additions=3"]
     assert look() == []
@@ -142,7 +142,7 @@ def test_the_time_left_is_what_was_recorded_at_the_pace_of_this_run(plan, follow
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(None, "time left not known yet"), (0.2, "about 1 s left"), (89, "about 89 s left"), (150, "about 2 min left")],
+    [(None, "time left unknown"), (0.2, "about 1 s left"), (89, "about 89 s left"), (150, "about 2 min left")],
 )
 def test_durations_are_words(seconds, words):
     assert duration(seconds) == words

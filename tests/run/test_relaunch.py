@@ -101,7 +101,7 @@ def test_an_end_has_its_reason_and_keeps_the_cells_before_it(job, fates, reason)
     status, launched, printed = job(*fates)
     assert (status, launched) == (1, 1)
     assert printed.err.count(f"The job {reason}") == 1
-    assert "in cell 2 (number=1); a repeated run begins with that cell.\n" in printed.err
+    assert "in cell 2 (number=1); a repeated run starts with that cell.\n" in printed.err
     assert len(measured_cells(job.kept)) == 1
 
 
@@ -124,7 +124,7 @@ def test_an_end_between_cells_keeps_them(job):
     script = "from cs336_systems.run.kept_cells import keep; list(keep(iter([(0, [])]), ['number=0'])); raise OSError"
     status, _, printed = job(command=[sys.executable, "-c", script])
     assert status == 1
-    assert printed.err.endswith("status 1, after cell 1; a repeated run goes on after that cell.\n")
+    assert printed.err.endswith("status 1, after cell 1; a repeated run continues after that cell.\n")
 
 
 def test_a_crash_says_in_which_line_of_python(job):

@@ -49,7 +49,7 @@ def test_the_verdict_comes_first(comparison):
 
 def test_what_communication_bounds_is_counted(comparison):
     cells = [cell | {"reason": NOT_CALIBRATED, "verdict": "cannot be decided"} for cell in comparison["cells"][:2]]
-    sentence = "2 times are bound by communication, of which no two honest runs are recorded to calibrate with"
+    sentence = "2 times are communication-bound: no two unchanged runs are recorded for calibration"
     assert sentence in page(comparison | {"cells": cells}, "out")
     assert "bound by communication" not in page(comparison, "out")
 

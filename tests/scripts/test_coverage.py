@@ -13,9 +13,9 @@ from scripts.views.data import load, select
 from tests.samples import config, planned_cells, provenance, rows_of, write_raw
 
 LOST_ON_A_CPU = {
-    "peak_memory": "PyTorch counts peak memory on CUDA devices only",
-    "device_allocations": "PyTorch counts its allocations on CUDA devices only",
-    "device_busy": "only a CUDA device works apart from the host, which may keep it waiting",
+    "peak_memory": "PyTorch counts peak memory only on CUDA devices",
+    "device_allocations": "PyTorch counts its allocations only on CUDA devices",
+    "device_busy": "only a CUDA device works asynchronously to the host, which may keep it waiting",
 }
 
 
@@ -79,7 +79,7 @@ def test_cells_that_need_more_gpus_are_not_run_and_say_so(wide, tmp_path):
     assert covered["not run"].sum() == len(cells)
     assert lost["cells"].sum() == len(cells)
     assert set(lost["grid"]) == {job.grid for job in plan.jobs["flash_ablation"].values()}
-    assert set(lost["reason"]) == {"it needs 4 GPUs, and 1 is visible"}
+    assert set(lost["reason"]) == {"it needs 4 GPUs, but 1 is visible"}
 
 
 def test_what_a_wider_machine_measured_counts(wide, tmp_path):

@@ -15,7 +15,7 @@ from tests.scripts.test_figures import figure_of
 from tests.support.faults import relabel, rows, scale
 from tests.support.tables import plain
 
-WHY = "its dk is off from that of causal attention by 0.31 of it, most in head 3, rows 64 to 127"
+WHY = "its dk has a relative error of 0.31 against causal attention, largest in head 3, rows 64 to 127"
 REFUSED = Measurement(metric=WHOLE_CELL, status="skipped", message=f"not timed: {WHY}")
 LEADERBOARD = {"heads": 16, "sequence": 16384, "d": 64, "precision": "bf16", "batch_size": 1, "causal": True}
 MINE, WRONG = "mine=tests.support.own_attention:Right", "wrong=tests.support.own_attention:WrongKeys"

@@ -290,46 +290,46 @@ def skipped_in_graphs(q, k, v, is_causal):
     return q + 0 * (k + v) if torch.cuda.is_current_stream_capturing() else full(q, k, v, is_causal)
 
 
-LATER = r"\w+ was timed at \S+ ms, and takes \S+ ms on new inputs"
+LATER = r"\w+ was timed at \S+ ms, but takes \S+ ms on new inputs"
 CHEATS = {
-    "by_place": "its o is off from that of",
+    "by_place": "its o has a relative error of",
     "by_content": LATER,
     "by_version": LATER,
-    "after_calls": "its o is off from that of",
-    "last_result": "its o is off from that of",
+    "after_calls": "its o has a relative error of",
+    "last_result": "its o has a relative error of",
     "while_timed": LATER,
     "own_clock": "it has replaced time.perf_counter",
     "own_event": "it has replaced torch.cuda.Event.elapsed_time",
     "own_synchronize": "it has replaced torch.cuda.synchronize",
     "own_do_bench": "it has replaced triton.testing.do_bench",
-    "own_allclose": "its o is off from that of",
-    "another_thread": "its o is off from that of",
+    "own_allclose": "its o has a relative error of",
+    "another_thread": "its o has a relative error of",
     "lazy": "its o is a Lazy",
     "LazyGradients": "it returns a Lazy; allowed: a plain tensor",
     "empties_inputs": "it changes its v",
-    "fp8": "its o is off from that of",
-    "fp8_values": "its o is off from that of",
-    "half_the_heads": "its o is off from that of causal attention by .*, most in head [23], ",
-    "half_the_rows": "its o is off from that of causal attention by .*, most in head ., rows (1..|64) to ",
-    "last_keys": "its o is off from that of",
-    "LastGradients": "its dq is off from that of",
-    "NoGradients": "its dq is off from that of",
+    "fp8": "its o has a relative error of",
+    "fp8_values": "its o has a relative error of",
+    "half_the_heads": r"its o has a relative error of \S+ against causal attention, largest in head [23], ",
+    "half_the_rows": r"its o has a relative error of .*, largest in head ., rows (1..|64) to ",
+    "last_keys": "its o has a relative error of",
+    "LastGradients": "its dq has a relative error of",
+    "NoGradients": "its dq has a relative error of",
 }
 """By name, why each is not timed."""
-IN_FP32 = dict.fromkeys(("bf16", "fp8"), "its o is off from that of")
+IN_FP32 = dict.fromkeys(("bf16", "fp8"), "its o has a relative error of")
 """The same in fp32."""
-SHORT = r"\w+ was timed at \S+ ms, (and takes|less than the) \S+ ms"
+SHORT = r"\w+ was timed at \S+ ms, (but takes|less than the) \S+ ms"
 ON_GPU = {
     **{name: CHEATS[name] for name in ("another_thread", "lazy", "fp8")},
     **{name: CHEATS[name] for name in ("own_clock", "own_event", "own_synchronize", "own_do_bench", "own_allclose")},
     # A GPU that is listed has a roofline, which what is not computed at all exceeds.
     **{name: f"({CHEATS[name]}|{SHORT})" for name in ("by_place", "after_calls", "NoGradients", "LazyGradients")},
-    "empties_inputs": "its dv is off from that of",  # v is empty already when it is compared
+    "empties_inputs": "its dv has a relative error of",  # v is empty already when it is compared
     **dict.fromkeys(("by_version", "while_timed", "OnesOnly"), SHORT),
-    "last_result": "its (o|dq) is off from that of",
-    "OtherStream": rf"(its o is off from that of|\d of its \d+ kernels run while the timed stream is idle|{SHORT})",
+    "last_result": "its (o|dq) has a relative error of",
+    "OtherStream": rf"(its o has a relative error of|\d of its \d+ kernels run while the timed stream is idle|{SHORT})",
     "new_stream": f"(it leaves another stream current|{SHORT})",
-    "persisting_l2": r"it sets \S+ MiB of the L2 cache aside",
+    "persisting_l2": r"it reserves \S+ MiB of the L2 cache",
     "KeptGradients": f"backward{SHORT[3:]}",
     "skipped_in_graphs": f"graph{SHORT[3:]}",
 }

@@ -156,10 +156,10 @@ def test_mistakes_are_refused_and_change_nothing():
     with pytest.raises(ValueError, match="block 1 does not call flash_attention"):
         checkpoint_blocks(model)
     model.blocks[1].compile(backend="eager")
-    with pytest.raises(ValueError, match="block 1 is compiled already"):
+    with pytest.raises(ValueError, match="block 1 is already compiled"):
         checkpoint_blocks(model, keep_attention=False)
     checkpoint_blocks(model, 1)
-    with pytest.raises(ValueError, match="block 0 is checkpointed already"):
+    with pytest.raises(ValueError, match="block 0 is already checkpointed"):
         checkpoint_blocks(model)
     assert "forward" not in model.blocks[2].__dict__
     assert model.blocks[2].attention.attention is flash_attention
@@ -175,7 +175,7 @@ def test_blocks_are_compiled_in_place():
     assert all(block._compiled_call_impl is not None for block in model.blocks)
     assert list(model.state_dict()) == names
     assert model.blocks[0] is first
-    with pytest.raises(ValueError, match="block 0 is compiled already"):
+    with pytest.raises(ValueError, match="block 0 is already compiled"):
         compile_blocks(model)
     assert model.blocks[1]._compiled_call_impl is compiled
     with pytest.raises(ValueError, match=r"Linear has no `blocks`; allowed: models with a ModuleList"):

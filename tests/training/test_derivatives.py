@@ -205,7 +205,7 @@ def test_transforms_are_pytorchs(name):
 
 def test_fp8_refuses_transforms():
     x, weight = (leaf.detach() for leaf in make_leaves([(16, 16), (32, 16)]))
-    with pytest.raises(NotImplementedError, match="fp8_linear accepts plain tensors only"):
+    with pytest.raises(NotImplementedError, match="fp8_linear accepts only plain tensors"):
         torch.func.grad(lambda x: fp8_linear(x, weight).sum())(x)
 
 

@@ -282,7 +282,7 @@ def test_a_second_call_converts_what_the_first_one_kept():
     model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 32))
     assert use_fp8(model, keep=("0",)) == {"0": "named by keep"}
     assert use_fp8(model) == {}
-    with pytest.raises(ValueError, match="all layers of the model that can run in FP8 do so already"):
+    with pytest.raises(ValueError, match="all layers that can run in FP8 already do"):
         use_fp8(model)
 
 

@@ -107,5 +107,5 @@ def test_sharded_weights_are_refused(device):
     outside = FullyShardedDataParallel(fused(device), together=(FusedTransformerBlock,))
     with pytest.raises(ValueError, match="add_rms_norm got a weight that is a DTensor"):
         outside.module.hidden(tokens[0])
-    with pytest.raises(TypeError, match="the model has a hook or a forward method of its own; allowed: to fuse first"):
+    with pytest.raises(TypeError, match="the model has a hook or its own forward method; allowed: fusing first"):
         fuse(FullyShardedDataParallel(build(device)).module)

@@ -69,7 +69,7 @@ def test_a_dry_run_says_what_another_machine_can_hold(tmp_path):
     own = "sizes={mine: {d_model: 64, d_ff: 128, num_layers: 1, num_heads: 2}}"  # numbers, as in a file
     output = snakemake(folder, "-n", "attention", "fsdp", "--config", "machine=2xRTX4090", own)
     title, table = (
-        "2 x NVIDIA GeForce RTX 4090, 25.8 GB: cells by whether its memory is enough",
+        "2 x NVIDIA GeForce RTX 4090, 25.8 GB: cells by whether they fit into its memory",
         "2.7B: 2 of 2 (from 33 GB)",
     )
     assert output.count(title) == output.count(table) == 1

@@ -61,7 +61,7 @@ def test_what_was_measured_stays_and_no_temporary_file_does(project, tmp_path):
     (project / "fate").write_text("crash")
     printed = snakemake(project, "measurements", check=False)
     assert (
-        "The job ended with exit status 1, in cell 2 (numbers=1000); a repeated run begins with that cell." in printed
+        "The job ended with exit status 1, in cell 2 (numbers=1000); a repeated run starts with that cell." in printed
     )
     assert "Fatal Python error: Segmentation fault" in printed
     (log,) = (project / "results/cpu/logs/ping").iterdir()

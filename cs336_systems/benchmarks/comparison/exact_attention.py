@@ -96,7 +96,7 @@ def require_attention(
     # A subclass of Tensor may compute only when it is read.
     if type(o) is not Tensor or o.shape != inputs[0].shape:
         what = f"of shape {list(o.shape)}" if type(o) is Tensor else f"a {type(o).__name__}"
-        refuse(f"its o is {what}, and q is of shape {list(inputs[0].shape)}", foreign=foreign)
+        refuse(f"its o is {what}, but q has shape {list(inputs[0].shape)}", foreign=foreign)
     grad_o = torch.randn_like(inputs[0], requires_grad=False)
     gradients = torch.autograd.grad(o, inputs, grad_o)
     found = dict(zip(("o", "dq", "dk", "dv"), (o.detach(), *gradients), strict=True))
@@ -147,13 +147,13 @@ def require_close(
     largest = 0.0
     for name, result in found.items():
         if result.dtype != dtype:
-            refuse(f"its {name} is {result.dtype}, and its inputs {dtype}", foreign=foreign)
+            refuse(f"its {name} is {result.dtype}, but its inputs are {dtype}", foreign=foreign)
         worst = largest_error(result, exact[name], inputs[3])
         if heads is not None:
             worst = worst._replace(head=heads[worst.head])
         if not worst.error <= tolerance[dtype]:  # NaN is not close either
             masked = "causal attention" if is_causal else "attention"
-            refuse(f"its {name} is off from that of {masked} by {worst.error:.2g} of it, {worst}", foreign=foreign)
+            refuse(f"its {name} has a relative error of {worst.error:.2g} against {masked}, {worst}", foreign=foreign)
         largest = max(largest, worst.error)
     return largest
 
@@ -174,7 +174,7 @@ class Worst(NamedTuple):
     def __str__(self) -> str:
         """Describe the location in words."""
         head = f"head {self.head}, " if self.heads > 1 else ""
-        return f"most in {head}rows {self.first} to {self.last}"
+        return f"largest in {head}rows {self.first} to {self.last}"
 
 
 def largest_error(found: Tensor, exact: Tensor, grad_o: Tensor) -> Worst:

@@ -17,9 +17,9 @@ from cs336_systems.measure.memory import Unavailable
 from cs336_systems.record.measurement import Measurement
 
 ON_CUDA = {
-    "device_busy": "only a CUDA device works apart from the host",
-    "allocated": "PyTorch counts memory in use on CUDA devices only",
-    "peak_memory": "PyTorch counts peak memory on CUDA devices only",
+    "device_busy": "only a CUDA device works asynchronously to the host",
+    "allocated": "PyTorch counts memory in use only on CUDA devices",
+    "peak_memory": "PyTorch counts peak memory only on CUDA devices",
 }
 """Metrics that exist only on CUDA devices, and the reason."""
 

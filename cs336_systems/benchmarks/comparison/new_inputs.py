@@ -76,7 +76,7 @@ def require_the_same_on_new_inputs(
     require_timers()
     device = inputs[0].device
     if device.type == "cuda" and (size := device_clock.take_persisting_l2()):
-        refuse(f"it sets {size / 2**20:.3g} MiB of the L2 cache aside (cudaLimitPersistingL2CacheSize)", foreign=True)
+        refuse(f"it reserves {size / 2**20:.3g} MiB of the L2 cache (cudaLimitPersistingL2CacheSize)", foreign=True)
     new = NewInputs(call, inputs, is_causal=is_causal)
     for name in PASSES:
         _require_time(name, timed[name], new.laps(name), device)
@@ -171,7 +171,7 @@ def _require_time(name: str, timed: float, laps: Iterable[float], device: torch.
         fastest = min(fastest, seconds)
         if fastest <= SLOWER * timed + SLACK_S[device.type]:
             return
-    raise Slower(f"not timed: {name} was timed at {1e3 * timed:.3g} ms, and takes {1e3 * fastest:.3g} ms on new inputs")
+    raise Slower(f"not timed: {name} was timed at {1e3 * timed:.3g} ms, but takes {1e3 * fastest:.3g} ms on new inputs")
 
 
 def times_that_hold(measure: Callable[[], T], check: Callable[[T], None]) -> T:

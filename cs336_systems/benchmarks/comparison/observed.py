@@ -179,9 +179,9 @@ class Witness:
     def _faults(self, contender: Declared, found: Observed) -> Iterator[str]:
         cell = self.cell
         if (tokens := cell.batch_size * cell.context) != found.tokens:
-            yield f"its model sees {found.tokens} tokens in a step, and the batch has {tokens}"
+            yield f"its model sees {found.tokens} tokens in a step, but the batch has {tokens}"
         if found.weights_stay:
-            yield "it leaves weights as they are"
+            yield "it does not change the weights"
         rounded = 0.5 if cell.precision == "bf16" and not contender.autocasts else 1.0
         known = self.alone is not None or cell.model == type(cell).model
         least = LEAST.get(cell.name, 0.0) * rounded * self.gradient_bytes
@@ -194,7 +194,7 @@ class Witness:
         if self.alone is not None:
             copies = (found.written - self.alone.written) / self.gradient_bytes
             if copies > contender.copies + COPY_SLACK:
-                yield f"it writes all gradients {copies:.1f} times besides, and {contender.copies:g} times declared"
+                yield f"it writes all gradients {copies:.1f} additional times; declared: {contender.copies:g}"
 
     def rows(self, contender: Declared, details: Mapping[str, str]) -> Iterator[Measurement]:
         """Make the rows of a contender's observations on this rank."""

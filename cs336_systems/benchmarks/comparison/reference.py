@@ -205,10 +205,10 @@ def fault_of_messages(step: str, sent: tuple[int, int] | None, observed: tuple[i
     if observed is None:
         return
     if sent is None:
-        yield f"the messages of {step} cannot be counted: there are too many"
+        yield f"the messages of {step} cannot be counted: too many"
     elif any(now < then for now, then in zip(sent, observed, strict=True)):
         now, then = (f"{count} messages of {size / 1e6:.3g} MB" for count, size in (sent, observed))
-        yield f"it sends {now} in {step}, and {then} in the observed one"
+        yield f"it sends {now} in {step}, but {then} in the observed one"
 
 
 def random_state(device: torch.device) -> list[Tensor]:

@@ -81,7 +81,7 @@ def require_same_training(contender: Declared, cell: Any, device: torch.device, 
     errors = {name: relative(found[name] - there, there - here) for name, (here, there) in moved.items()}
     name, worst = largest(errors, device)
     if not worst <= max(TOLERANCE[small.precision], contender.tolerance):
-        why = f"after {STEPS} steps {name} is off from one process's by {worst:.2g} of its way"
+        why = f"after {STEPS} steps the change of {name} has a relative error of {worst:.2g} against a single process"
         refuse(why, foreign=not_ours(contender))
     alone_held = held(replace(training, wrapped=reference, optimizer=optimizer))
     if contender.own and (wrong := first_of_all_ranks(share_fault(held(training), alone_held, cell.name))):

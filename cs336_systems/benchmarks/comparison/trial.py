@@ -138,7 +138,7 @@ class Trial:
         training = self._start(contender, spare=self.gradient_bytes)
         model, communicates = training.model, contender.name != BASELINE
         if communicates and differ_among_ranks(sample_weights(model)):
-            refuse("ranks begin with different weights", foreign=not_ours(contender))
+            refuse("ranks start with different weights", foreign=not_ours(contender))
         phases = self._as_timed(training)
         for _ in range(STEPS_BEFORE_CHECK):
             run(phases)
@@ -152,10 +152,13 @@ class Trial:
         after = sample_weights(model)
         errors = self.errors[contender] = gradient_errors(model, own, averaged=communicates)
         if not errors.worst <= contender.tolerance:
-            why = f"its gradient of {errors.name} is off from the mean over the ranks by {errors.worst:.2g} of it"
+            why = (
+                f"its gradient of {errors.name} has a relative error of {errors.worst:.2g} against the mean over the "
+                "ranks"
+            )
             refuse(why, foreign=not_ours(contender))
         if some_stay(before, after, self.device):
-            refuse("it leaves weights as they are", foreign=not_ours(contender))
+            refuse("it does not change the weights", foreign=not_ours(contender))
 
     def turn(self, contender: Declared) -> Turn:
         """Run a contender's turn: build, observe a step, warm up, time some steps, and release everything.

@@ -55,7 +55,7 @@ def build(shape: tuple[int, int, int], precision: str, device: torch.device) -> 
     exact = a[chosen].to(dtype).double() @ b.to(dtype).double().T
     off = (multiply()[chosen].double() - exact).abs() / exact.abs().max()
     if wrong := int((~(off <= tolerance)).sum()):
-        raise WrongResults(wrong, f"{wrong} of {off.numel()} numbers are off from float64's, by up to {off.max():.2g}")
+        raise WrongResults(wrong, f"{wrong} of {off.numel()} elements differ from float64, by up to {off.max():.2g}")
     return multiply
 
 

@@ -33,7 +33,7 @@ def copy(size: int, device: torch.device) -> Call:
     target = torch.empty_like(source)
     torch.neg(source, out=target)
     if wrong := int((target != -source).sum()):
-        raise WrongResults(wrong, f"{wrong} of {source.numel()} numbers of a copy differ")
+        raise WrongResults(wrong, f"{wrong} of {source.numel()} elements of a copy differ")
     return lambda: torch.neg(source, out=target)
 
 
