@@ -108,8 +108,9 @@ class FolderModules(MetaPathFinder):
         """Make the folder's private package; nothing is imported yet.
 
         Args:
-            folder: its path. own_layers: whether the layers of its `cs336_basics.model` are its own, not PyTorch's,
-                which timed models use.
+            folder: its path.
+            own_layers: whether the layers of its `cs336_basics.model` are its own, not PyTorch's, which timed models
+                use.
         """
         self.folder, self.own_layers = folder.resolve(), own_layers
         digest = hashlib.sha256(str(self.folder).encode()).hexdigest()[:8]

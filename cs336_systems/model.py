@@ -145,12 +145,17 @@ class TransformerLM(nn.Module):
         """Make a model with random weights.
 
         Args:
-            vocab_size: rows of the embedding and of the output head. context_length: the longest sequence, in tokens.
-                d_model: width of the residual stream. num_layers: blocks. num_heads: attention heads per block. d_ff:
-                inner width of the feed-forward networks. rope_theta: base of the rotary frequencies. attention: a value
-                of ATTENTION, or a function like them. checkpoint_segment: number of consecutive blocks that keep only
-                their input for the backward pass, which recomputes the rest (activation checkpointing, Chen et al.
-                2016); the last segment may be shorter. 0 keeps everything.
+            vocab_size: rows of the embedding and of the output head.
+            context_length: the longest sequence, in tokens.
+            d_model: width of the residual stream.
+            num_layers: blocks.
+            num_heads: attention heads per block.
+            d_ff: inner width of the feed-forward networks.
+            rope_theta: base of the rotary frequencies.
+            attention: a value of ATTENTION, or a function like them.
+            checkpoint_segment: number of consecutive blocks that keep only their input for the backward pass, which
+                recomputes the rest (activation checkpointing, Chen et al. 2016); the last segment may be shorter. 0
+                keeps everything.
 
         Raises:
             ValueError: a negative checkpoint_segment.
@@ -227,11 +232,14 @@ def build_model(
     """Build a model with random weights on the device: the largest would not fit on a small host.
 
     Args:
-        model: the class, in the format of `load_model_class`. shape: its size. vocab_size: rows of the embedding and of
-            the output head. context_length: the longest sequence that it accepts, in tokens. attention: a key of
-            ATTENTION; models other than TransformerLM have their own attention and accept only `plain`.
-            checkpoint_segment: blocks per segment of activation checkpointing, 0 for none; only TransformerLM accepts
-            others. device: where its weights are created and stay.
+        model: the class, in the format of `load_model_class`.
+        shape: its size.
+        vocab_size: rows of the embedding and of the output head.
+        context_length: the longest sequence that it accepts, in tokens.
+        attention: a key of ATTENTION; models other than TransformerLM have their own attention and accept only `plain`.
+        checkpoint_segment: blocks per segment of activation checkpointing, 0 for none; only TransformerLM accepts
+            others.
+        device: where its weights are created and stay.
     """
     # Only our own model is known to accept these; others have their own attention under any name.
     options: dict[str, Any] = {} if attention == "plain" else {"attention": ATTENTION[attention]}

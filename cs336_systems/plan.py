@@ -146,8 +146,9 @@ def make_plan(config: Mapping[str, Any], recorded: Path = Path("recorded"), sour
     """Make the plan of a configuration on this machine.
 
     Args:
-        config: the configuration, merged from all its sources. recorded: the folder of recorded results. sources: the
-            files and the command line from which it was merged; only config.yaml if none are given.
+        config: the configuration, merged from all its sources.
+        recorded: the folder of recorded results.
+        sources: the files and the command line from which it was merged; only config.yaml if none are given.
 
     Raises:
         ValueError: a key, a value or a label that is not allowed, in one sentence that names it and its source.

@@ -33,9 +33,9 @@ class TrainingStep:
         """Prepare a step; nothing runs yet.
 
         Args:
-            model: token ids [batch, context] to logits [batch, context, vocabulary]. tokens: [batch, context + 1]
-                integers: the inputs, and the targets one position later. precision: fp32, or bf16 for autocast over the
-                unchanged weights.
+            model: token ids [batch, context] to logits [batch, context, vocabulary].
+            tokens: [batch, context + 1] integers: the inputs, and the targets one position later.
+            precision: fp32, or bf16 for autocast over the unchanged weights.
             compiled: whether the model runs through torch.compile.
             optimizer: updates the model's parameters; needed only for the phase `optimizer`.
         """

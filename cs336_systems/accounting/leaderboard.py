@@ -58,9 +58,11 @@ def rank_flops(shape: ModelShape, vocab_size: int, batch_size: int, context: int
     """FLOPs of one rank's matmuls in a step, 2mnk each, with half of attention's as in `flops_by_part`.
 
     Args:
-        shape: size of the model. vocab_size: rows of the output head. batch_size: sequences of the rank. context:
-            tokens per sequence. recomputed: blocks that recompute all matmuls except attention's and the last one in
-            the backward pass.
+        shape: size of the model.
+        vocab_size: rows of the output head.
+        batch_size: sequences of the rank.
+        context: tokens per sequence.
+        recomputed: blocks that recompute all matmuls except attention's and the last one in the backward pass.
     """
     again = 2 * batch_size * context * (4 * shape.d_model**2 + 2 * shape.d_model * shape.d_ff)
     return step_flops("train_step", shape, vocab_size, batch_size, context, causal=True) + recomputed * again

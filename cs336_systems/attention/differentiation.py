@@ -44,8 +44,9 @@ def once(function: Callable[..., Any], *arguments: Any, name: str = "flash_atten
     """Call a backward method's function so that differentiating its result again raises an error.
 
     Args:
-        function: computes the gradients. arguments: of the function; the gradients depend on nothing else that can
-            require a gradient. name: name of the function that cannot be differentiated twice, for the error.
+        function: computes the gradients.
+        arguments: of the function; the gradients depend on nothing else that can require a gradient.
+        name: name of the function that cannot be differentiated twice, for the error.
     """
     if not torch.is_grad_enabled():  # the usual case: no create_graph=True
         return function(*arguments)

@@ -119,9 +119,9 @@ def flash_attention(
             by neighbouring heads of q. Only their gradients are repeated in memory, before they are summed.
         window_size: (left, right): query i sees only keys i - left to i + right; -1 leaves a side unlimited. With
             is_causal, right is 0. Tiles of keys that no query of a tile sees are skipped.
-        softcap: scaled scores s become softcap · tanh(s / softcap), as in Gemma 2; 0 or None for none. sinks: an extra
-            score per query of a head with a value of zero, as in gpt-oss: [heads], bf16, fp16 or fp32. It is part of
-            the log-sum-exp, and has a gradient.
+        softcap: scaled scores s become softcap · tanh(s / softcap), as in Gemma 2; 0 or None for none.
+        sinks: an extra score per query of a head with a value of zero, as in gpt-oss: [heads], bf16, fp16 or fp32. It
+            is part of the log-sum-exp, and has a gradient.
         deterministic: make the backward pass bitwise reproducible, too.
         return_lse: also return the log-sum-exp of the scores and sinks. It is differentiable.
 
@@ -130,8 +130,8 @@ def flash_attention(
         the log-sum-exp, [..., n_queries] fp32, natural logarithm.
 
     Raises:
-        TypeError: an argument does not exist, or has the wrong type. ValueError: shapes, dtypes or devices do not
-            match, or an argument requests something unsupported.
+        TypeError: an argument does not exist, or has the wrong type.
+        ValueError: shapes, dtypes or devices do not match, or an argument requests something unsupported.
         NotImplementedError: a derivative is not supported.
 
     Source: Dao 2023, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning".

@@ -91,8 +91,8 @@ def attention_forward(
     """Compute the output, like q, and its log-sum-exp L, [..., n_queries] fp32, natural logarithm.
 
     Args:
-        q: queries, [batch, n_queries, d] or [batch, heads, n_queries, d]. k: keys, with n_keys instead, and as many
-            heads or fewer, each then shared by neighbouring heads of q.
+        q: queries, [batch, n_queries, d] or [batch, heads, n_queries, d].
+        k: keys, with n_keys instead, and as many heads or fewer, each then shared by neighbouring heads of q.
         v: values, like k.
         is_causal: query i sees keys j <= i only.
         scale: factor of the scores, 1 / √d if None.

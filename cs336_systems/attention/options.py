@@ -94,10 +94,11 @@ def parse_options(
     """Check a user's options, and return them as the operators accept them, or None if they change nothing.
 
     Args:
-        q: queries, on whose device sinks must be. window_size: (left, right), each a number of keys or -1 for
-            unlimited; None for no window.
-        softcap: a positive number; 0 or None for none. sinks: [heads], bf16, fp16 or fp32; None for none.
-            deterministic: whether the backward pass must be bitwise reproducible.
+        q: queries, on whose device sinks must be.
+        window_size: (left, right), each a number of keys or -1 for unlimited; None for no window.
+        softcap: a positive number; 0 or None for none.
+        sinks: [heads], bf16, fp16 or fp32; None for none.
+        deterministic: whether the backward pass must be bitwise reproducible.
         heads: number of heads of q; None if it has no axis of heads.
 
     Raises:

@@ -122,9 +122,10 @@ def forward_tiles(
     """Choose the forward kernel's tiles.
 
     Args:
-        chip: must have 99 KB of shared memory. is_fp32: inputs are fp32, not bf16 or fp16. block_d: head dimension,
-            rounded up to a power of two. total_queries: batch x heads x n_queries, scaled up on a chip with fewer SMs
-            than an H200.
+        chip: must have 99 KB of shared memory.
+        is_fp32: inputs are fp32, not bf16 or fp16.
+        block_d: head dimension, rounded up to a power of two.
+        total_queries: batch x heads x n_queries, scaled up on a chip with fewer SMs than an H200.
         n_queries: length of one sequence of queries.
         aligned: rows of the inputs start at multiples of 16 bytes, as descriptors require.
     """

@@ -56,8 +56,8 @@ def tiled_forward(
     """Compute Algorithm 1 of FlashAttention-2.
 
     Args:
-        q: queries, [..., heads, n_queries, d]. k: keys, [..., n_keys, d], with as many heads or fewer, each then shared
-            by neighbouring heads of q.
+        q: queries, [..., heads, n_queries, d].
+        k: keys, [..., n_keys, d], with as many heads or fewer, each then shared by neighbouring heads of q.
         v: values, like the keys.
         is_causal: query i sees keys j <= i only.
         scale: factor of the scores, 1 / √d if None.

@@ -81,7 +81,8 @@ def flash_attention_varlen(
         v: values, [total_k, heads, d_v].
         cu_seqlens_q: int32, [documents + 1], on the device of q: the first query of each document, and the end of the
             last.
-        cu_seqlens_k: the same for keys. max_seqlen_q: as in flash_attn_varlen_func; not needed here.
+        cu_seqlens_k: the same for keys.
+        max_seqlen_q: as in flash_attn_varlen_func; not needed here.
         max_seqlen_k: likewise.
         is_causal: within each document, query i sees keys j <= i only.
         scale: as for flash_attention.

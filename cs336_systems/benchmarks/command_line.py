@@ -180,9 +180,10 @@ def parse_command_line(
     """Parse the cells and options of a command line.
 
     Args:
-        experiment: parameters of a cell. arguments: the arguments after the program's name. kind: a dataclass of the
-            other options, `seed` among them; an instance of it is returned. program: the module to run, if it is not
-            the experiment's.
+        experiment: parameters of a cell.
+        arguments: the arguments after the program's name.
+        kind: a dataclass of the other options, `seed` among them; an instance of it is returned.
+        program: the module to run, if it is not the experiment's.
 
     Raises:
         ValueError: a value that the experiment does not allow, in one sentence.

@@ -45,8 +45,9 @@ def outcome(effect: float, *, tie: float, reach: float) -> Verdict:
     """Return the verdict on an effect, which is positive if the first takes longer.
 
     Args:
-        effect: a logarithm of times, or a share of pairs of steps. tie: effects up to this count as none; negative if
-            nothing counts as a tie. reach: effects up to this may be due to chance.
+        effect: a logarithm of times, or a share of pairs of steps.
+        tie: effects up to this count as none; negative if nothing counts as a tie.
+        reach: effects up to this may be due to chance.
     """
     if abs(effect) <= tie:
         return SAME
@@ -59,8 +60,8 @@ def speed(first: ArrayLike, other: ArrayLike) -> Verdict:
     """Return the verdict on one program against another, with interleaved steps.
 
     Args:
-        first: times of its steps, (rounds, steps), or (steps,) of one round. other: times of the other program, in the
-            same unit.
+        first: times of its steps, (rounds, steps), or (steps,) of one round.
+        other: times of the other program, in the same unit.
     """
     a, b = numpy.atleast_2d(_column(first)), numpy.atleast_2d(_column(other))
     if len(a) != len(b):  # A round of one of them is missing.
@@ -87,8 +88,10 @@ def host_bound(
     call is host-bound if it takes no longer than its host overhead, or longer than its separate passes.
 
     Args:
-        time: of a step or call, ms. busy: the device's busy time in it, ms; NaN if not measured. host: host overhead of
-            a call, ms; NaN if not measured. parts: sum of its passes, each timed alone, ms; NaN if not measured.
+        time: of a step or call, ms.
+        busy: the device's busy time in it, ms; NaN if not measured.
+        host: host overhead of a call, ms; NaN if not measured.
+        parts: sum of its passes, each timed alone, ms; NaN if not measured.
     """
     time, busy, host, parts = (_column(values) for values in (time, busy, host, parts))
     waits = (time > LONGER_TOGETHER * parts) | (host >= HOST_BOUND * time)

@@ -45,13 +45,14 @@ def fit(
     """Predict which training configurations of a module fit into a GPU's memory, and how long a step takes.
 
     Args:
-        build: makes the module; it is called inside `torch.device("meta")`, so that weights take no memory. inputs: the
-            batch of one GPU: a shape of token ids, such as (4, 2048), or tensors on any device, where only shapes and
-            dtypes matter. The first tensor's leading dimension is the number of sequences.
+        build: makes the module; it is called inside `torch.device("meta")`, so that weights take no memory.
+        inputs: the batch of one GPU: a shape of token ids, such as (4, 2048), or tensors on any device, where only
+            shapes and dtypes matter. The first tensor's leading dimension is the number of sequences.
         loss: maps the module's output to a scalar; by default the next-token cross-entropy for token ids, and the mean
             square otherwise.
-        title: names the module in the answer. gpu: the GPU model, as nvidia-smi -L prints it or its short name. gpus:
-            number of GPUs that train together.
+        title: names the module in the answer.
+        gpu: the GPU model, as nvidia-smi -L prints it or its short name.
+        gpus: number of GPUs that train together.
         precision: fp32, or bf16: autocast over fp32 weights, and bf16 weights with fp32 masters.
         price: of a GPU-hour; adds the price of a million tokens.
 

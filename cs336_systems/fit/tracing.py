@@ -100,8 +100,9 @@ def trace_step(
     """Run one forward and backward pass of a module on the meta device.
 
     Args:
-        build: makes the module; called with the meta device as default. inputs: the module's arguments, where only
-            shapes and dtypes matter. loss: maps the module's output to a scalar.
+        build: makes the module; called with the meta device as default.
+        inputs: the module's arguments, where only shapes and dtypes matter.
+        loss: maps the module's output to a scalar.
         precision: of weights and operators.
         checkpointed: whether each block (member of a ModuleList or Sequential of equals) keeps only its input.
         on_gpu: whether attention, dropout and norms use a GPU's kernels.

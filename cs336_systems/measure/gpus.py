@@ -81,8 +81,12 @@ def _gpu(
     """Make an entry from the units of data sheets.
 
     Args:
-        names: as in Gpu, with | between them. capability: as in Gpu. tflops: bf16 and fp32, TFLOP/s. memory: TB/s and
-            GB. watts: the power limit. source: a key of DOCUMENTS and, if needed, after a comma, one of its columns.
+        names: as in Gpu, with | between them.
+        capability: as in Gpu.
+        tflops: bf16 and fp32, TFLOP/s.
+        memory: TB/s and GB.
+        watts: the power limit.
+        source: a key of DOCUMENTS and, if needed, after a comma, one of its columns.
         link_gb: GB/s in one direction.
     """
     return Gpu(

@@ -60,7 +60,8 @@ def categorize(name: str, *, operator: str = "", stage: str = "", range_: str = 
     """Choose the category of a kernel, or of an operator of a CPU.
 
     Args:
-        name: its full name. operator: the operator that launched it, which identifies unknown kernels.
+        name: its full name.
+        operator: the operator that launched it, which identifies unknown kernels.
         stage: the stage that launched it.
         range_: the named range that launched it.
 

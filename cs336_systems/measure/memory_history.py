@@ -196,7 +196,8 @@ class OperatorLog(TorchDispatchMode):
     """Records the operator of each allocation.
 
     Args:
-        weights: tensors whose conversions are recorded as such. count: returns the number of allocations so far.
+        weights: tensors whose conversions are recorded as such.
+        count: returns the number of allocations so far.
     """
 
     def __init__(self, weights: Iterable[Tensor], count: Callable[[], int]):

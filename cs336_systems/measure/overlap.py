@@ -35,7 +35,8 @@ def by_kind(events: Sequence[DeviceEvent], apart: Sequence[str] = ()) -> dict[st
     """Compute disjoint intervals in which a device computes, communicates and runs the optimizer.
 
     Args:
-        events: the device's events. apart: collectives in `OF_COLLECTIVES` that count as separate kinds.
+        events: the device's events.
+        apart: collectives in `OF_COLLECTIVES` that count as separate kinds.
     """
     found: dict[str, list[Interval]] = {kind: [] for kind in (COMPUTE, COMMUNICATION, OPTIMIZER, *apart)}
     for event in events:

@@ -58,8 +58,8 @@ def time_phases(
     """Run the phases of a step one after another, step after step, and time each phase of each step.
 
     Args:
-        phases: name to function, in the order of a step. warmup: steps run before timing begins; with 0, the very first
-            step is timed as well.
+        phases: name to function, in the order of a step.
+        warmup: steps run before timing begins; with 0, the very first step is timed as well.
         steps: steps timed.
         device: synchronized after every phase.
 

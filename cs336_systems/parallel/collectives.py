@@ -29,8 +29,8 @@ def absent_everywhere(absent: list[int], ones: Tensor, group: dist.ProcessGroup 
     The host waits for the answer only if a gradient is absent.
 
     Args:
-        absent: the gradients that this rank lacks. ones: one uint8 one per gradient, [gradients]: the maximum over
-            ranks leaves them unchanged.
+        absent: the gradients that this rank lacks.
+        ones: one uint8 one per gradient, [gradients]: the maximum over ranks leaves them unchanged.
         group: the ranks; None: all.
     """
     present = ones

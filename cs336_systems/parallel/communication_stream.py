@@ -51,8 +51,9 @@ class CommunicationStream:
         """Start collectives. All ranks start them in the same order.
 
         Args:
-            send: starts the collectives. It may allocate their outputs. then: called on their result. reads: inputs
-                allocated on other streams that nothing else keeps alive until `wait`.
+            send: starts the collectives. It may allocate their outputs.
+            then: called on their result.
+            reads: inputs allocated on other streams that nothing else keeps alive until `wait`.
         """
         if self._stream is None:
             work = send(True)

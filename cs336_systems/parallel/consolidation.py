@@ -20,8 +20,9 @@ def consolidate(
     """Gather all ranks' states; every rank calls this.
 
     Args:
-        mine: the states of this rank's parameters, by the parameters' numbers. device: where the ranks communicate.
-            Tensors there are broadcast; everything else, such as a step counter on the host, is pickled.
+        mine: the states of this rank's parameters, by the parameters' numbers.
+        device: where the ranks communicate. Tensors there are broadcast; everything else, such as a step counter on the
+            host, is pickled.
         keep: whether this rank needs the states; other ranks get nothing and need no memory.
         group: the ranks; None: all.
     """

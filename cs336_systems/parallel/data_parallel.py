@@ -266,9 +266,9 @@ class BucketedDataParallel(OverlappedDataParallel):
         """Wrap a module, as `DataParallel` does.
 
         Args:
-            module: the module to train. bucket_size_mb: maximum size of a bucket, in 10^6 bytes; a larger parameter has
-                its own bucket. Each bucket has gradients of one dtype. Buckets are filled from the last parameter to
-                the first.
+            module: the module to train.
+            bucket_size_mb: maximum size of a bucket, in 10^6 bytes; a larger parameter has its own bucket. Each bucket
+                has gradients of one dtype. Buckets are filled from the last parameter to the first.
             process_group: as in `DataParallel`.
 
         Raises:

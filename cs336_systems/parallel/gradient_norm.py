@@ -21,7 +21,8 @@ def gradient_norm(
     Args:
         parameters: those without a gradient are skipped; a parameter that is listed twice counts once. For DTensors,
             the norm covers the shards of all ranks, and all ranks call this.
-        norm_type: above 0, `inf` included; 2: the Euclidean norm. gradients: used instead of `.grad`.
+        norm_type: above 0, `inf` included; 2: the Euclidean norm.
+        gradients: used instead of `.grad`.
 
     Returns:
         one number on the first gradient's device, fp32 unless a gradient is float64; NaN if a gradient has one.

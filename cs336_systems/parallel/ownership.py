@@ -15,8 +15,8 @@ def plan_buckets(tensors: Sequence[Tensor], loads: list[int], bucket_bytes: floa
     that cannot be distributed evenly, such as one that is larger than all the others.
 
     Args:
-        tensors: in the order in which buckets should be complete; neighbours share a bucket. loads: bytes that each
-            rank already owns; updated by this call.
+        tensors: in the order in which buckets should be complete; neighbours share a bucket.
+        loads: bytes that each rank already owns; updated by this call.
         bucket_bytes: minimum size of a bucket, except the last one of a dtype.
 
     Returns:

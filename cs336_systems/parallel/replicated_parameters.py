@@ -62,9 +62,10 @@ class ReplicatedParameters:
         """Replace parameters by DTensors.
 
         Args:
-            places: the modules and names under which each parameter is registered, by its full name. mesh: the ranks,
-                in one dimension. device: where this rank's parameters are. on_arrival: called in the backward pass when
-                a gradient is ready.
+            places: the modules and names under which each parameter is registered, by its full name.
+            mesh: the ranks, in one dimension.
+            device: where this rank's parameters are.
+            on_arrival: called in the backward pass when a gradient is ready.
         """
         self._group = mesh.get_group()
         self._replicas = []

@@ -104,8 +104,8 @@ class ShardedGradientsDataParallel(OverlappedDataParallel):
         """Wrap a module, as `DataParallel` does, in the process group of its optimizer.
 
         Args:
-            module: the module to train. optimizer: its parameters must be exactly the module's parameters that require
-                a gradient.
+            module: the module to train.
+            optimizer: its parameters must be exactly the module's parameters that require a gradient.
 
         Raises:
             ValueError: as `DataParallel`, or the optimizer has other parameters.

@@ -61,8 +61,9 @@ class ShardedOptimizer(Optimizer):
         """Make an optimizer on every rank.
 
         Args:
-            params: parameters or parameter groups, as for any optimizer; the same on all ranks. optimizer_cls: the
-                class of the optimizer. bucket_size_mb: minimum size of one collective, in 10^6 bytes of parameters.
+            params: parameters or parameter groups, as for any optimizer; the same on all ranks.
+            optimizer_cls: the class of the optimizer.
+            bucket_size_mb: minimum size of one collective, in 10^6 bytes of parameters.
             process_group: the ranks that share the state; None: all.
             kwargs: arguments of the optimizer.
 
@@ -117,8 +118,8 @@ class ShardedOptimizer(Optimizer):
         """Update the parameters on all ranks; on a GPU the current stream waits for other ranks, not the host.
 
         Args:
-            closure: computes the loss, and gradients that are equal on all ranks. grad_scaler: passed by
-                `GradScaler.step`. Nothing is updated if a gradient on any rank is not finite.
+            closure: computes the loss, and gradients that are equal on all ranks.
+            grad_scaler: passed by `GradScaler.step`. Nothing is updated if a gradient on any rank is not finite.
             kwargs: passed on to the optimizer's step.
 
         Returns:

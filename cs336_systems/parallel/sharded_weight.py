@@ -205,8 +205,9 @@ def reduce(
 
     Args:
         gradients: from `take_gradient`; they are overwritten, and must stay in memory until the result is ready.
-            received: list to which this rank's rows are appended. group: the ranks. asynchronous: whether to return
-            before the result is ready.
+        received: list to which this rank's rows are appended.
+        group: the ranks.
+        asynchronous: whether to return before the result is ready.
     """
     received.extend(gradient.new_empty(gradient.numel() // group.size()) for gradient in gradients)
     operation = averaging(gradients, group)

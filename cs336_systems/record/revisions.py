@@ -41,7 +41,8 @@ def revisions_of(cell: Any, contenders: Iterable[str] = ()) -> dict[str, str]:
     """The revisions of an experiment, of some of its contenders, and of the instruments that they use.
 
     Args:
-        cell: a cell. contenders: their names in its rows; a user's code has a digest, by package.module:name.
+        cell: a cell.
+        contenders: their names in its rows; a user's code has a digest, by package.module:name.
     """
     own = {implementation.name: implementation.path for implementation in own_implementations(cell)}
     names = [cell.name, *(own.get(each) or f"{cell.name}/{each}" for each in contenders)]

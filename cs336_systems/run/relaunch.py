@@ -43,9 +43,10 @@ def relaunch(command: Sequence[str], kept: Path, timeout: float, code: str = "")
     """Run a job until it has measured or lost each of its cells, or has failed; return its exit status.
 
     Args:
-        command: the command that measures it. kept: file of its measured cells; removed when all of them are in their
-            final place. timeout: maximum seconds per cell, and before the first one. code: digest of the code that
-            determines the measurements.
+        command: the command that measures it.
+        kept: file of its measured cells; removed when all of them are in their final place.
+        timeout: maximum seconds per cell, and before the first one.
+        code: digest of the code that determines the measurements.
     """
     if cells := start_keeping(kept, launch_digest(command, code)):
         print(f"Cells kept from an earlier launch: {cells}.", file=sys.stderr)

@@ -61,9 +61,10 @@ class MasterAdamW(Optimizer):
             params: bf16 or fp32 parameters, or groups of them.
             lr: learning rate. Schedulers may set it; inside a CUDA graph it is read from the device, where
                 `upload_hyperparameters` writes it.
-            betas: decay of the first and of the second moment per step. eps: added to the denominator. weight_decay:
-                decoupled weight decay, multiplied by lr. unsupported: options of torch.optim.AdamW, accepted only with
-                values that change nothing.
+            betas: decay of the first and of the second moment per step.
+            eps: added to the denominator.
+            weight_decay: decoupled weight decay, multiplied by lr.
+            unsupported: options of torch.optim.AdamW, accepted only with values that change nothing.
 
         Raises:
             TypeError: an argument does not exist.
@@ -129,8 +130,9 @@ class MasterAdamW(Optimizer):
         """Update the parameters that have gradients.
 
         Args:
-            closure: computes the loss, and gradients. scale: factor of the gradients, one number. If it is on their
-                device, like the result of `clip_scale`, the host does not wait.
+            closure: computes the loss, and gradients.
+            scale: factor of the gradients, one number. If it is on their device, like the result of `clip_scale`, the
+                host does not wait.
             gradients: fp32 gradients to use instead of `.grad`, such as the sums of `GradientSums`.
 
         Returns:

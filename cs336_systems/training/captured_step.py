@@ -62,7 +62,7 @@ class CapturedStep:
                 their gradients are summed in fp32 (see `GradientSums`). They are averaged over ranks once, unless they
                 are sharded.
             max_norm: clips the gradients to this global norm, over all ranks; None: no clipping.
-                update_during_backward: whether a MasterAdamW updates each parameter during the backward pass (see
+            update_during_backward: whether a MasterAdamW updates each parameter during the backward pass (see
                 `MasterAdamW.during_backward`).
             check_finite: raises a RuntimeError before the update if the loss or the norm of the gradients is not
                 finite. On a GPU it is a device-side assertion, which the process does not survive.

@@ -23,8 +23,9 @@ def clip_scale(
     Args:
         parameters: those without a gradient are skipped; a parameter that is listed twice counts once. For DTensors,
             the norm covers the shards of all ranks, and all ranks call this.
-        max_norm: the largest norm of all gradients together. norm_type: above 0, `inf` included; 2: the Euclidean norm.
-            gradients: used instead of `.grad`, as in `MasterAdamW.step`.
+        max_norm: the largest norm of all gradients together.
+        norm_type: above 0, `inf` included; 2: the Euclidean norm.
+        gradients: used instead of `.grad`, as in `MasterAdamW.step`.
 
     Returns:
         one number on the first gradient's device, fp32 unless a gradient is float64; NaN if the norm is.

@@ -38,12 +38,13 @@ def fp8_linear(
     On a non-CUDA device the operands are rounded to FP8 in the same way and multiplied in fp32.
 
     Args:
-        x: [..., d_in], bf16 or fp32; 16 · n tokens in total. weight: [d_out, d_in], both multiples of 16; or several
-            weights of the same input, for one matmul whose columns are the concatenated outputs (see `packed_linear`).
+        x: [..., d_in], bf16 or fp32; 16 · n tokens in total.
+        weight: [d_out, d_in], both multiples of 16; or several weights of the same input, for one matmul whose columns
+            are the concatenated outputs (see `packed_linear`).
         rowwise: one scale per row of each operand (along the summed axis) instead of one per tensor: an outlier then
             reduces only its row's precision. It takes more time, much more if not compiled.
-        gradient_dtype: FP8 format of the output's gradients: torch.float8_e5m2 has more range, torch.float8_e4m3fn
-            more precision. Values and weights are float8_e4m3fn.
+        gradient_dtype: FP8 format of the output's gradients: torch.float8_e5m2 has more range, torch.float8_e4m3fn more
+            precision. Values and weights are float8_e4m3fn.
 
     Returns:
         [..., d_out] in the dtype of x; with several weights, the sum of their d_out.

@@ -211,9 +211,9 @@ def fuse(model: nn.Module, *, keep_hidden: bool = True) -> FusedTransformerLM:
     For models of other classes, call add_rms_norm, rotate_qkv, packed_linear and swiglu in their forward methods.
 
     Args:
-        model: a TransformerLM whose submodules are all classes of cs336_systems.model. keep_hidden: keep the
-            feed-forward networks' hidden layers for the backward pass. Otherwise they are recomputed, which saves 2
-            d_ff bytes per token and block in bf16 and adds half a memory pass.
+        model: a TransformerLM whose submodules are all classes of cs336_systems.model.
+        keep_hidden: keep the feed-forward networks' hidden layers for the backward pass. Otherwise they are recomputed,
+            which saves 2 d_ff bytes per token and block in bf16 and adds half a memory pass.
 
     Returns:
         The model.

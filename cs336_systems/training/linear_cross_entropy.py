@@ -36,16 +36,17 @@ def linear_cross_entropy(
     eagerly.
 
     Args:
-        hidden: [..., d], bf16 or fp32; under autocast, hidden and weight are cast as for a linear layer. weight:
-            [vocabulary, d], of the same dtype; may be shared with an embedding. Or the linear layer that has it: the
-            layer is called, with this loss instead of its matmul, so that its hooks run. The hooks of a
+        hidden: [..., d], bf16 or fp32; under autocast, hidden and weight are cast as for a linear layer.
+        weight: [vocabulary, d], of the same dtype; may be shared with an embedding. Or the linear layer that has it:
+            the layer is called, with this loss instead of its matmul, so that its hooks run. The hooks of a
             FullyShardedDataParallel or of fully_shard gather the weight.
         targets: integers of any width in [0, vocabulary), or ignore_index, of the shape [...]. On a GPU another target
             makes the loss and its token's gradients NaN; on a CPU it is an error.
-        chunk: tokens per chunk; by default as many as fit into 512 MiB of logits. ignore_index: target of tokens that
-            do not count. reduction: "mean" or "sum" over the tokens that count. If your own loop adds up the gradients
-            of micro-batches, divide their sums by the number of tokens that count in all of them: a mean of means would
-            weight tokens differently. `CapturedStep` weights means automatically.
+        chunk: tokens per chunk; by default as many as fit into 512 MiB of logits.
+        ignore_index: target of tokens that do not count.
+        reduction: "mean" or "sum" over the tokens that count. If your own loop adds up the gradients of micro-batches,
+            divide their sums by the number of tokens that count in all of them: a mean of means would weight tokens
+            differently. `CapturedStep` weights means automatically.
 
     Returns:
         an fp32 scalar; a mean is NaN, with gradients of zero, if no token counts.
@@ -54,9 +55,9 @@ def linear_cross_entropy(
         TypeError: weight is a module but not a linear layer.
         ValueError: shapes, dtypes or devices do not match, chunk is not positive, reduction is neither, the weight is
             sharded, or the layer has a bias.
-        RuntimeError: backward runs twice through the same loss. NotImplementedError: its gradients are differentiated
-            (create_graph=True). Inside transforms of torch.func, such as grad and vmap, the loss is computed with all
-            logits and has all derivatives.
+        RuntimeError: backward runs twice through the same loss.
+        NotImplementedError: its gradients are differentiated (create_graph=True). Inside transforms of torch.func, such
+            as grad and vmap, the loss is computed with all logits and has all derivatives.
 
     Source: the idea is Liger-Kernel's FusedLinearCrossEntropy (Hsu et al. 2024).
     """

@@ -19,9 +19,10 @@ def packed_linear(x: Tensor, weights: Sequence[Tensor]) -> Tensor:
     Under torch.compile it runs eagerly.
 
     Args:
-        x: [..., d_in]. weights: of bias-free linear maps, [d_out, d_in] each, one dtype and device. Parameters are
-            moved next to each other once, and stay the same objects. Weights that share memory with other tensors stay
-            in place and are copied in each call: weights that a wrapper gathers, or in an optimizer's buffer.
+        x: [..., d_in].
+        weights: of bias-free linear maps, [d_out, d_in] each, one dtype and device. Parameters are moved next to each
+            other once, and stay the same objects. Weights that share memory with other tensors stay in place and are
+            copied in each call: weights that a wrapper gathers, or in an optimizer's buffer.
 
     Returns:
         [..., sum of d_out].

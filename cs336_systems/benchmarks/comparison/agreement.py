@@ -54,8 +54,8 @@ def available_on_all_ranks(attempt: Callable[[], T], *, own: bool = False) -> T:
     """Run an attempt that may be unavailable on any rank, and return its result.
 
     Args:
-        attempt: raises `Unavailable` if it cannot be made here. own: whether it runs a user's code; any exception of
-            that code is a reason to continue without it.
+        attempt: raises `Unavailable` if it cannot be made here.
+        own: whether it runs a user's code; any exception of that code is a reason to continue without it.
 
     Raises:
         Unavailable: on all ranks, if an attempt failed on any.

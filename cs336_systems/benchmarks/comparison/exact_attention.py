@@ -88,8 +88,8 @@ def require_attention(
         The largest relative error.
 
     Raises:
-        Unavailable: a library's results are wrong, or it changes its inputs. AssertionError: the same for this
-            project's.
+        Unavailable: a library's results are wrong, or it changes its inputs.
+        AssertionError: the same for this project's.
     """
     before = [x.detach().clone() for x in inputs]
     o = call(*inputs)
@@ -128,8 +128,11 @@ def require_close(
     """Compare some of o, dq, dk and dv with float64.
 
     Args:
-        found: results by name. inputs: q, k, v and the gradient of the output. is_causal: whether attention is causal.
-            foreign: whether a third-party library made them. heads: the heads to compare, in batch x heads; None: all.
+        found: results by name.
+        inputs: q, k, v and the gradient of the output.
+        is_causal: whether attention is causal.
+        foreign: whether a third-party library made them.
+        heads: the heads to compare, in batch x heads; None: all.
         tolerance: allowed errors by dtype.
 
     Returns:

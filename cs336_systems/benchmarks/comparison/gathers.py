@@ -30,8 +30,9 @@ def forward_rows(
     """Measure the all-gathers of one forward pass, and when the device is ready for each unit and starts it.
 
     Args:
-        forward: the pass. units: the modules that are gathered separately. Marks on the device before and after each
-            wait for weights cost some microseconds.
+        forward: the pass.
+        units: the modules that are gathered separately. Marks on the device before and after each wait for weights cost
+            some microseconds.
         device: a CUDA device.
         details: detail columns of the rows.
     """

@@ -20,8 +20,10 @@ def require_possible(
     """Check that no time is shorter than the matmuls take at the GPU's peak rate, or reading q, k and v once.
 
     Args:
-        timed: seconds by metric. inputs: q, k and v, [heads, sequence, d] each. precision: as in the experiment. gpu:
-            the driver's name; for an unlisted GPU, nothing is known.
+        timed: seconds by metric.
+        inputs: q, k and v, [heads, sequence, d] each.
+        precision: as in the experiment.
+        gpu: the driver's name; for an unlisted GPU, nothing is known.
         is_causal: whether masked pairs may be left out.
 
     Raises:

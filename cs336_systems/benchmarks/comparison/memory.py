@@ -22,8 +22,9 @@ def memory_rows(training: Training, device: torch.device, base: int, details: Ma
     """Measure the memory of a new training run at each of the moments; runs two steps.
 
     Args:
-        training: a contender's training; peaks were not reset since its start. device: this rank's device. base: the
-            allocator's bytes in use before.
+        training: a contender's training; peaks were not reset since its start.
+        device: this rank's device.
+        base: the allocator's bytes in use before.
         details: detail columns of the contender's rows.
     """
 

@@ -65,13 +65,14 @@ def require_the_same_on_new_inputs(
     """Compare results and times on new inputs, forward and backward.
 
     Args:
-        call: the implementation, which has been timed. inputs: q, k and v, as they were timed; their values change.
-            timed: seconds by metric, including all passes.
+        call: the implementation, which has been timed.
+        inputs: q, k and v, as they were timed; their values change.
+        timed: seconds by metric, including all passes.
         is_causal: whether the implementation is causal.
 
     Raises:
-        Slower: new inputs take longer. Unavailable: results are wrong, it works outside the timed region, or it has
-            replaced a timer.
+        Slower: new inputs take longer.
+        Unavailable: results are wrong, it works outside the timed region, or it has replaced a timer.
     """
     require_timers()
     device = inputs[0].device

@@ -153,9 +153,11 @@ class Witness:
         """Make a witness for the contenders of a cell.
 
         Args:
-            cell: a cell of an experiment on several ranks. gradient_bytes: bytes of all gradients together. device:
-                this rank's device. alone: observations of a single rank's step; None if there was no memory for it:
-                copies are then not counted.
+            cell: a cell of an experiment on several ranks.
+            gradient_bytes: bytes of all gradients together.
+            device: this rank's device.
+            alone: observations of a single rank's step; None if there was no memory for it: copies are then not
+                counted.
         """
         self.cell = cell
         self.gradient_bytes = gradient_bytes

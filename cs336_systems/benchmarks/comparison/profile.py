@@ -38,8 +38,9 @@ def profile_rows(profile: Profile, details: Mapping[str, str], *, apart: Sequenc
     """Make the rows of a profiled step on a CUDA device.
 
     Args:
-        profile: the step's profile. details: detail columns of the rows. apart: collectives that also get separate
-            rows.
+        profile: the step's profile.
+        details: detail columns of the rows.
+        apart: collectives that also get separate rows.
     """
     found = by_kind(profile.events, apart)
     computing = found[COMPUTE] + found[OPTIMIZER]

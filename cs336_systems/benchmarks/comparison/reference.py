@@ -86,8 +86,9 @@ class Notes:
         """Prepare the records of a training run.
 
         Args:
-            training: the run. batches: the batches of its steps. places: [SAMPLES] positions in each weight, as
-                fractions of its length.
+            training: the run.
+            batches: the batches of its steps.
+            places: [SAMPLES] positions in each weight, as fractions of its length.
             reads: whether there is memory for reading the weights.
             counts: whether to count messages.
         """

@@ -18,8 +18,8 @@ def refuse(why: str, *, foreign: bool) -> NoReturn:
     """Reject a contender before it is timed.
 
     Args:
-        why: the reason, in a few words. foreign: whether it is a library's or a user's: then the comparison continues
-            without it.
+        why: the reason, in a few words.
+        foreign: whether it is a library's or a user's: then the comparison continues without it.
 
     Raises:
         Unavailable: the contender is a library's or a user's.

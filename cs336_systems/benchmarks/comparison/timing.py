@@ -53,8 +53,11 @@ def time_steps(
     """Time steps on this rank, in seconds; all ranks start a step together.
 
     Args:
-        phases: the phases of a step. device: this rank's device. warmup: steps before the timed ones. steps: timed
-            steps. before: called before each timed step, outside the timed region.
+        phases: the phases of a step.
+        device: this rank's device.
+        warmup: steps before the timed ones.
+        steps: timed steps.
+        before: called before each timed step, outside the timed region.
         after: called after each timed step, outside the timed region.
     """
     for _ in range(warmup):

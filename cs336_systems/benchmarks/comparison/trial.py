@@ -121,8 +121,8 @@ class Trial:
         """Check a contender's training of a small model and, if it averages gradients, its gradients.
 
         Raises:
-            Unavailable: on all ranks, if it is unavailable on one, or incorrect and not this project's. AssertionError:
-                on all ranks, if it is incorrect and this project's.
+            Unavailable: on all ranks, if it is unavailable on one, or incorrect and not this project's.
+            AssertionError: on all ranks, if it is incorrect and this project's.
         """
         try:
             require_same_training(contender, self.cell, self.device)

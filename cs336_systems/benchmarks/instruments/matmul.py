@@ -45,7 +45,8 @@ def build(shape: tuple[int, int, int], precision: str, device: torch.device) -> 
     """Draw random normal numbers, multiply them once, compare with float64, and return the multiplication.
 
     Raises:
-        Unavailable: the device lacks the precision. WrongResults: its results are wrong.
+        Unavailable: the device lacks the precision.
+        WrongResults: its results are wrong.
     """
     dtype, prepare, tolerance = PRECISIONS[precision]
     rows, inner, columns = shape

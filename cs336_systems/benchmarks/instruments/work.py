@@ -56,8 +56,11 @@ def time_rates(
     """Repeat a call for the given seconds, and return the rate of each sample: amounts per second.
 
     Args:
-        work: the timed workload. call: the function it has built. device: where it runs. seconds: how long to repeat it
-            while `state` samples; earlier calls compile and warm up. state: a context entered during timing.
+        work: the timed workload.
+        call: the function it has built.
+        device: where it runs.
+        seconds: how long to repeat it while `state` samples; earlier calls compile and warm up.
+        state: a context entered during timing.
     """
     call()
     calls, run = 1, call
