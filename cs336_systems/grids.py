@@ -100,7 +100,8 @@ def device_of(cell: Experiment, machine: str) -> str:
 def own_texts(experiment: str, config: Config) -> list[str]:
     """The user's implementations in an experiment, in the format of its parameter.
 
-    Raises: Mistake: a name or a path that is not allowed, or another contender's name.
+    Raises:
+        Mistake: a name or a path that is not allowed, or another contender's name.
     """
     taken = {contender.name for contender in getattr(KINDS[experiment], "contenders", ())}
     texts = []
@@ -123,7 +124,8 @@ def own_texts(experiment: str, config: Config) -> list[str]:
 def own_adapters(folder: str) -> Named:
     """The implementations provided by a folder's adapters; none without a folder.
 
-    Raises: Mistake: it has no adapters, or its path is not allowed in a row.
+    Raises:
+        Mistake: it has no adapters, or its path is not allowed in a row.
     """
     if folder == NONE:
         return []
@@ -199,7 +201,8 @@ def grids_of(scale: str) -> str:
 def at_scale(grid: Grid, scale: str, path: tuple[str, ...]) -> Grid | None:
     """A grid at a scale: at `quick` with fewer values of some parameters, or left out.
 
-    Raises: Mistake: its values for `quick` are not among its own, or it is not one of the handout's grids.
+    Raises:
+        Mistake: its values for `quick` are not among its own, or it is not one of the handout's grids.
     """
     if QUICK_KEY not in grid.model_fields_set:
         return grid

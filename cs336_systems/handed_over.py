@@ -29,7 +29,8 @@ def folder_of(file: Path) -> Path:
 def named_by(folder: str) -> Named:
     """The implementations of a folder, each with the folder in its path, as in rows and command lines.
 
-    Raises: ValueError: it names none, or has a path that is not allowed there, in one sentence.
+    Raises:
+        ValueError: it names none, or has a path that is not allowed there, in one sentence.
     """
     file = handed_over(Path(folder))
     if file is None:

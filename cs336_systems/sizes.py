@@ -13,8 +13,8 @@ MOST, MOST_LAYERS = 1_000_000, 10_000
 class ModelShape:
     """The four numbers that determine a Transformer's size.
 
-    Raises: ValueError: a number that is out of range, or a num_heads that does not divide d_model into heads of even
-    width.
+    Raises:
+        ValueError: a number that is out of range, or a num_heads that does not divide d_model into heads of even width.
     """
 
     d_model: int

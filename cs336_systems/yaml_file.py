@@ -13,7 +13,8 @@ MOST_VALUES = 100_000
 def read_mapping(path: Path) -> dict[str, Any]:
     """Read a YAML file with keys at its top level.
 
-    Raises: ValueError: as `read_yaml`, or it has other content, in one sentence.
+    Raises:
+        ValueError: as `read_yaml`, or it has other content, in one sentence.
     """
     content = read_yaml(path)
     if not isinstance(content, dict):

@@ -143,7 +143,9 @@ def _check_sinks(sinks: object, q: Tensor, heads: int | None) -> None:
 def check_documents(q: Tensor, k: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> None:
     """Check the bounds of packed documents except their values, since reading them would synchronize.
 
-    Raises: TypeError: bounds are not a tensor. ValueError: their shapes, dtypes or devices are not supported.
+    Raises:
+        TypeError: bounds are not a tensor.
+        ValueError: their shapes, dtypes or devices are not supported.
     """
     for name, bounds, x in (("cu_seqlens_q", cu_seqlens_q, q), ("cu_seqlens_k", cu_seqlens_k, k)):
         if not isinstance(bounds, Tensor):

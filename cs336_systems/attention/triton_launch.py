@@ -166,7 +166,8 @@ def default_tiles(device: int, dtype: torch.dtype, shape: torch.Size) -> tuple[F
 def tiles_for(chip: Chip, dtype: torch.dtype, shape: torch.Size) -> tuple[ForwardTiles, BackwardTiles]:
     """Choose the tiles for queries of this dtype and shape on a chip.
 
-    Raises: NotImplementedError: these kernels do not support the chip.
+    Raises:
+        NotImplementedError: these kernels do not support the chip.
     """
     if obstacle := triton_obstacle(chip):
         raise NotImplementedError(f"the Triton kernels of attention do not run on this GPU: {obstacle}")

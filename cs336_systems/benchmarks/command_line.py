@@ -164,7 +164,8 @@ def lost_memory() -> Iterator[None]:
     """Notify the launcher if memory runs out while other ranks wait, which ends the launch but need not lose other
     cells.
 
-    Raises: RuntimeError: it has run out on this rank.
+    Raises:
+        RuntimeError: it has run out on this rank.
     """
     try:
         yield

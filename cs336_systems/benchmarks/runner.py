@@ -71,7 +71,8 @@ def measure_alone(measure: Measure[E], cell: E, device: torch.device, seed: int)
 def require_kernels(device: torch.device) -> None:
     """Check that a GPU runs this project's attention: a fallback must not be measured under its name.
 
-    Raises: Unavailable: it does not.
+    Raises:
+        Unavailable: it does not.
     """
     if device.type == "cuda" and (obstacle := kernel_obstacle(device)):
         raise Unavailable(f"this project's kernels do not run here: {obstacle}")

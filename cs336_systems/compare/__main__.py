@@ -99,7 +99,8 @@ def compared(options: argparse.Namespace) -> "Comparison":
 def refuse_outputs(options: argparse.Namespace, *read: Path) -> None:
     """Refuse to overwrite an input, or to write both outputs into one file.
 
-    Raises: ValueError: the options request it, in one sentence.
+    Raises:
+        ValueError: the options request it, in one sentence.
     """
     outputs = {name: getattr(options, name) for name in ("json", "csv") if getattr(options, name)}
     if len({path.resolve() for path in outputs.values()}) < len(outputs):

@@ -145,7 +145,8 @@ def compare_samples(
     They do not show which times are of unchanged code. If there are enough times, most are assumed to be: their
     differences show how far runs on this machine differ.
 
-    Raises: ValueError: they are the same file, or have no common name, in one sentence.
+    Raises:
+        ValueError: they are the same file, or have no common name, in one sentence.
     """
     if a.path.resolve() == b.path.resolve():
         raise ValueError(f"{a.name} and {b.name} are the same file; allowed: two files")

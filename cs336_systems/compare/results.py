@@ -39,8 +39,9 @@ def read_results(name: str, root: Path = Path()) -> Results:
         name: a folder, or the label or the GPU's name of one in `results` or `recorded`.
         root: the parent of those two.
 
-    Raises: ValueError: the folder does not exist, has no results, or has a file that no measurement wrote (truncated,
-    edited, without its SHA-256), in one sentence.
+    Raises:
+        ValueError: the folder does not exist, has no results, or has a file that no measurement wrote (truncated,
+            edited, without its SHA-256), in one sentence.
     """
     raw, csvs = find(name, root)
     by_experiment: dict[str, list[Path]] = {}

@@ -253,7 +253,8 @@ def listed(name: str) -> Gpu:
 def full_name(name: str) -> str:
     """Spell out a GPU model's name as the driver does; a driver's name of an unlisted model is unchanged.
 
-    Raises: ValueError: as in `listed`.
+    Raises:
+        ValueError: as in `listed`.
     """
     if name.startswith(DRIVERS) and (gpu_of(name) or not candidates(name)):
         return name

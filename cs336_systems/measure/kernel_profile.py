@@ -82,7 +82,8 @@ def recording(model: Callable[..., Any], device: torch.device, path: Path) -> It
 def recorded_events(path: Path, device: torch.device) -> list[dict[str, Any]]:
     """Read the events that `recording` wrote.
 
-    Raises: Unavailable: the profiler recorded no kernel of the device.
+    Raises:
+        Unavailable: the profiler recorded no kernel of the device.
     """
     events = read_events(path)
     if device.type == "cuda" and not any(event.get("cat") in ON_DEVICE for event in events):

@@ -35,7 +35,8 @@ ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_
 def require_history(device: torch.device) -> None:
     """Check that the allocator can be recorded.
 
-    Raises: Unavailable: it cannot on this device or with these settings.
+    Raises:
+        Unavailable: it cannot on this device or with these settings.
     """
     if device.type != "cuda":
         raise Unavailable("PyTorch keeps a history of allocations only on CUDA devices")

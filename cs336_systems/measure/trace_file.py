@@ -44,7 +44,8 @@ FIELDS: Mapping[str, Mapping[str, Callable[[Any], bool]]] = {
 def read_trace(path: Path) -> dict[str, Any]:
     """Read a trace of training steps, or the note that says why none was recorded.
 
-    Raises: ValueError: the file cannot be read or is not a trace, in one sentence that names the file.
+    Raises:
+        ValueError: the file cannot be read or is not a trace, in one sentence that names the file.
     """
     try:
         content = read_file(path)

@@ -149,7 +149,8 @@ def reserved(path: Path, cells: int) -> Iterator[None]:
 def write_job(path: Path, experiment: type[Experiment], rows: Sequence[Row]) -> None:
     """Write a job's CSV and its digest. The digest is written first, so no CSV ever exists without one.
 
-    Raises: ValueError: a row is not a possible measurement; the sentence names column and value. Nothing is written.
+    Raises:
+        ValueError: a row is not a possible measurement; the sentence names column and value. Nothing is written.
     """
     text = _to_csv(path, experiment, rows)
     _write_atomically(digest_path(path), f"{_digest(text)}  {path.name}\n".encode())

@@ -30,7 +30,8 @@ def stamp(test: str) -> str:
 def check_machine(planned: str, machine: Machine) -> None:
     """Check that this is the machine for which the run was planned: a cluster's login node plans for other nodes.
 
-    Raises: ValueError: it has another GPU, or none; the sentence names both.
+    Raises:
+        ValueError: it has another GPU, or none; the sentence names both.
     """
     if planned not in (machine_label(""), machine.label):
         where = "see the key machine in config.yaml, or in profiles/slurm/nodes.yaml"

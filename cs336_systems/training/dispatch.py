@@ -34,7 +34,8 @@ def needs_operators(*tensors: Tensor) -> bool:
 def check_whole(function: str, x: Tensor, *weights: Tensor) -> None:
     """Check that no weight is a DTensor if the input is not.
 
-    Raises: ValueError: one is.
+    Raises:
+        ValueError: one is.
     """
     for weight in weights:
         if type(weight) not in PLAIN and hasattr(weight, "placements") and not hasattr(x, "placements"):

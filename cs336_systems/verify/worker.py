@@ -82,7 +82,8 @@ class Unloadable(Exception):
 def load(path: str) -> Any:
     """Load the object named by FOLDER/package.module:name.
 
-    Raises: Unloadable: it does not exist, or its module cannot be imported.
+    Raises:
+        Unloadable: it does not exist, or its module cannot be imported.
     """
     try:
         return load_path(path)

@@ -85,7 +85,8 @@ def first_of_all_ranks(reason: str) -> str:
 def check_memory(needed: int, device: torch.device) -> None:
     """Check that all ranks have a number of bytes of free memory.
 
-    Raises: Unavailable: on all ranks, if one has not.
+    Raises:
+        Unavailable: on all ranks, if one has not.
     """
     dist.barrier()  # Now all ranks have freed their previous memory.
     least = min(rank[0] for rank in gather([spare_memory(device)], device))

@@ -53,7 +53,8 @@ class Slower(Unavailable):
 def require_timers() -> None:
     """Check that code under test has replaced no timer; restore replaced ones.
 
-    Raises: Unavailable: it has replaced one.
+    Raises:
+        Unavailable: it has replaced one.
     """
     if replaced := restore():
         refuse(replaced[0], foreign=True)
@@ -178,7 +179,8 @@ def _require_time(name: str, timed: float, laps: Iterable[float], device: torch.
 def times_that_hold(measure: Callable[[], T], check: Callable[[T], None]) -> T:
     """Measure times until a check on new inputs confirms them, and return the confirmed times.
 
-    Raises: Unavailable: the check fails every time, or for another reason.
+    Raises:
+        Unavailable: the check fails every time, or for another reason.
     """
     for _ in range(ROUNDS - 1):
         times = measure()

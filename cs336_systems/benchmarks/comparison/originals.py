@@ -56,7 +56,8 @@ def originals() -> list[tuple[str, Any, str, Any]]:
 def left_alone() -> Iterator[None]:
     """Enclose code under test, which may be unavailable on all ranks; restore whatever it replaces.
 
-    Raises: Unavailable: on all ranks, if it has replaced or changed something on any.
+    Raises:
+        Unavailable: on all ranks, if it has replaced or changed something on any.
     """
     before = {name: read() for name, (read, _) in SETTINGS.items()}
     try:

@@ -98,7 +98,8 @@ class RungStep:
 def require(rung: Rung, device: torch.device) -> None:
     """Check that a device supports a rung.
 
-    Raises: Unavailable: it does not.
+    Raises:
+        Unavailable: it does not.
     """
     if rung.graph and device.type != "cuda":
         raise Unavailable("a CUDA graph needs a CUDA device")
