@@ -1,4 +1,4 @@
-"""Self-checks of the measurements: generators of evidence that `check` concludes from, and what they share."""
+"""Self-checks of the measurements: generators of cases, from which `check` draws a conclusion, and shared helpers."""
 
 import functools
 import math
@@ -18,31 +18,36 @@ from scripts.views.data import select
 
 P = ParamSpec("P")
 TOLERANCE = {"GPU": 0.15, "CPU": 0.5}
-"""Relative difference between two measurements of one thing that needs no explanation; a CPU does other work too."""
+"""Relative difference between two measurements of the same quantity that needs no explanation; a CPU also does other
+work.
+"""
 HONEST = 0.03
-"""Relative difference of a time from itself in another cell or launch, for which no code is to blame: a GPU's clock
-follows its temperature and power, and memory is laid out anew."""
+"""Relative difference of the same time in another cell or launch that is not caused by code: a GPU's clock follows its
+temperature and power, and memory is laid out differently.
+"""
 
 
 def between_cells(tolerance: float) -> float:
-    """The relative difference allowed between times of two cells, each off by HONEST, `tolerance` of it explained."""
+    """The relative difference allowed between times of two cells: each may be off by HONEST, and `tolerance` is
+    explained.
+    """
     return (1 + tolerance) * (1 + HONEST) / (1 - HONEST) - 1
 
 
 def told(value: float | None, decimals: int = 0) -> str:
-    """A number in a complaint, or that there is none."""
+    """A number in a message, or a note that there is none."""
     return fixed_point(value, decimals, missing=NOT_MEASURED)
 
 
 def name_row(experiment: str, row: Series) -> str:
-    """The cell of a row of any experiment, in words, and what tells the row apart from others of the cell."""
+    """The cell of a row of any experiment, in words, and what distinguishes the row from others of the cell."""
     kind = EXPERIMENTS[experiment]
     details = [str(row[name]) for name in kind.details if row.get(name)]
     return ", ".join([in_words(kind, tuple(row[name] for name in parameters(kind))), *details])
 
 
 def rows_of(tables: Mapping[str, DataFrame], **wanted: Any) -> Iterator[tuple[str, Series]]:
-    """Each measured row of any experiment with the wanted value in each named column, and its words."""
+    """Each measured row of any experiment with the given values in the named columns, and its description."""
     for name, table in tables.items():
         for _, row in select(table, status="ok", **wanted).iterrows():
             yield name_row(name, row), row
@@ -52,13 +57,13 @@ class Case(NamedTuple):
     """One of the cases that a check examines."""
 
     where: object
-    """The case; its text names it in a complaint."""
+    """The case; its text names it in a message."""
     wrong: bool = False
-    """Whether the check fails by it."""
+    """Whether the check fails because of it."""
     complaint: str = ""
-    """The complaint then, which follows these words."""
+    """The message if it fails, which follows these words."""
     figure: float | None = None
-    """A number of which the check's summary gives the extremes."""
+    """A number; the check's summary gives the extremes."""
 
 
 Evidence = Iterator[Case]
@@ -77,14 +82,14 @@ class Check:
 
 
 def check(summary: str, otherwise: str | None = None) -> Callable[[Callable[P, Evidence]], Callable[P, Check]]:
-    """Make a generator of evidence a check, which fails at a complaint, and does not apply where there is no case.
+    """Turn a generator of cases into a check. It fails if a case fails, and does not apply if there is no case.
 
-    The first paragraph of its docstring is the sentence that must hold. Constants of its module are filled into both;
-    into the summary also the number of cases `n`, and the `least`, the `most` and the `total` of their figures.
+    The first paragraph of its docstring is the sentence that must hold. Constants of its module are inserted into both;
+    the summary also gets the number of cases `n`, and the `least`, the `most` and the `total` of their figures.
 
     Args:
-        summary: the detail of a check that has passed.
-        otherwise: why there is no case, if that is not what the summary says of none.
+        summary: the detail of a check that has passed. otherwise: why there is no case; by default, the summary for no
+            cases.
     """
 
     def decorate(examine: Callable[P, Evidence]) -> Callable[P, Check]:
@@ -108,7 +113,7 @@ def check(summary: str, otherwise: str | None = None) -> Callable[[Callable[P, E
 def conclude(
     sentence: str, cases: list[Case], summary: str, otherwise: str | None = None, constants: Mapping[str, Any] = {}
 ) -> Check:
-    """Make the outcome of a check of its cases; `summary` and `otherwise` are those of `check`."""
+    """Return the outcome of a check from its cases; `summary` and `otherwise` are as in `check`."""
     if complaints := [f"{case.where}: {case.complaint}" for case in cases if case.wrong]:
         more = f" (and {len(complaints) - 3} more)" if len(complaints) > 3 else ""
         return Check(sentence, "failed", "; ".join(complaints[:3]) + more)
@@ -120,10 +125,10 @@ def conclude(
 
 
 def checks_of(module: ModuleType, tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of a module, in its order: the functions that return one, or yield several.
+    """All checks of a module, in its order: the functions that return one, or yield several.
 
-    A parameter of theirs has the name of the table that it gets, or is called `tables` and gets all. By any other name,
-    it gets what the module's function of that name makes of all tables.
+    A parameter named after a table gets that table; `tables` gets all of them. A parameter with any other name gets the
+    result of the module's function of that name, called with all tables.
     """
     given: dict[str, Any] = {"tables": tables}
     for examine in list(vars(module).values()):
@@ -137,5 +142,5 @@ def checks_of(module: ModuleType, tables: Mapping[str, DataFrame]) -> Iterator[C
 
 
 def is_check(examine: Callable[..., Any]) -> bool:
-    """Whether a function returns a check, or yields several."""
+    """Whether a function returns one check or yields several."""
     return signature(examine).return_annotation in (Check, Iterator[Check])

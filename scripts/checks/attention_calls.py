@@ -1,4 +1,4 @@
-"""Self-checks of attention calls, of which short ones may be host-bound, and of their replays from a CUDA graph."""
+"""Self-checks of attention calls, which may be host-bound if they are short, and of their replays from a CUDA graph."""
 
 from collections.abc import Mapping
 
@@ -13,34 +13,34 @@ from scripts.views.attention_times import timed_calls, with_host
 from scripts.views.data import measured_gpu, select
 
 HOST_SCATTER = 0.25
-"""Of what a call costs the host: by so much it may take less than its parts, each of which is host-bound too."""
+"""Share of a call's host cost by which it may take less time than its parts, each of which is also host-bound."""
 NOT_APPLICABLE = "timed independently on GPUs only"
 
 
 def cells(tables: Mapping[str, DataFrame]) -> DataFrame:
-    """The cells of `flash`, as `calls` gives them."""
+    """The cells of `flash`, as `calls` returns them."""
     return calls(tables["flash"])
 
 
 def calls(table: DataFrame) -> DataFrame:
-    """The calls of a GPU whose passes were all timed; long ones are `device_bound`, whatever else they show."""
+    """The calls on a GPU whose passes were all timed; long ones count as `device_bound`."""
     timed = timed_calls(table if measured_gpu({"": table}) else table.iloc[:0])
     cells = with_host(timed.dropna(subset=PASSES))
     return cells.assign(device_bound=cells["forward_backward"] >= needed_ms(cells["host"]))
 
 
 def device_bound_rows(table: DataFrame) -> DataFrame:
-    """The rows of the cells that are device-bound for that reason."""
+    """The rows of the cells that are device-bound because they are long."""
     cells = calls(table)
     return table.merge(cells.loc[cells["device_bound"], parameters(Flash)])
 
 
 @check("{n} cells, of which {total:.0f} are host-bound", NOT_APPLICABLE)
 def phases_add_up(cells: DataFrame) -> Evidence:
-    """Attention's forward + backward, timed apart, agree with both in one call within {TOLERANCE[GPU]:.0%}, or in short
-    calls differ by no more than what the call costs the host explains.
+    """Attention's forward + backward, timed separately, agree with both in one call within {TOLERANCE[GPU]:.0%}; in
+    short calls they differ by no more than the call's host cost explains.
 
-    By a CPU's clock, it is the sum of both that is recorded.
+    On a CPU, the sum of both is recorded.
     """
     for _, row in cells.iterrows():
         parts, whole = row["forward"] + row["backward"], row["forward_backward"]
@@ -51,20 +51,22 @@ def phases_add_up(cells: DataFrame) -> Evidence:
 
 @check("{n} cells", "seen on GPUs only")
 def kernels_are_its_own(flash: DataFrame) -> Evidence:
-    """Each attention implementation launched a kernel that it is known by."""
+    """Each attention implementation launched one of its own kernels."""
     for _, row in select(flash, metric="launches").iterrows():
         wrong = contender_of(row["implementation"]).kernel not in row["kernels"].lower()
-        yield Case(name_row(Flash.name, row), wrong, "no kernel of its own")
+        yield Case(name_row(Flash.name, row), wrong, "none of its own kernels")
 
 
 def waits(row: Series) -> bool:
-    """Whether the call is host-bound by its replay, or by what it costs the host: its passes then are, in any case."""
+    """Whether the call is host-bound, according to its replay or its host cost: then its passes are, too."""
     call = row["forward_backward"]
     return bool(host_bound(call, row["graph"]) or host_bound(call, host=row["host"]))
 
 
 def adds_up(row: Series) -> bool:
-    """Whether both passes in one call take about what their parts do, or what the host's shares and scatter explain."""
+    """Whether both passes in one call take about as long as their parts, or differ by what the host's share and scatter
+    explain.
+    """
     parts, whole = row["forward"] + row["backward"], row["forward_backward"]
     explained = not row["device_bound"] and (isna(row["graph"]) or waits(row))
     host = row["host"] if explained else 0.0

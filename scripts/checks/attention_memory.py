@@ -19,13 +19,13 @@ def peaks_are_polynomials(attention: DataFrame, flash: DataFrame) -> Evidence:
     """An attention implementation's peak memory is one polynomial of length and head dimension.
 
     Its terms are constant, sequence, sequence · d and sequence². Its coefficients are fitted; with more cells than
-    coefficients no single cell can differ unseen. Ours has two, one of them for the kernels that sum dQ in memory; a
-    user's may have any.
+    coefficients no single cell can differ unnoticed. Ours has two, one of them for the kernels that sum dQ in memory; a
+    user's implementation may have any.
     """
     attention = select(attention, metric="peak_memory")
     flash = select(with_kernels_for_hopper(without_own(flash)), metric="peak_memory")
     flash = flash[flash["sequence"] > flash["implementation"].map(lambda name: contender_of(name).other_peak_up_to)]
-    # Those for Hopper take 16-bit numbers; of rows of earlier code it is not known which kernels ran.
+    # The kernels for Hopper take 16-bit numbers; for rows of earlier code, the kernels that ran are unknown.
     flash = flash[flash["told"] | (flash["implementation"] != OURS) | (flash["precision"] == "fp32")]
     groups = [
         *(("attention", group) for _, group in attention.groupby(["compiled", "batch_size", "precision"])),
@@ -39,7 +39,7 @@ def peaks_are_polynomials(attention: DataFrame, flash: DataFrame) -> Evidence:
 
 
 def relative_residuals(rows: DataFrame) -> numpy.ndarray:
-    """How far each cell's memory is from the polynomial that fits all of them best, relative to it."""
+    """Relative distance of each cell's memory from the polynomial that fits all of them best."""
     length = rows["sequence"].to_numpy(float)
     terms = numpy.stack([numpy.ones(len(rows)), length, length * rows["d"], length**2], axis=1)
     relative = terms / rows["mean"].to_numpy(float)[:, None]

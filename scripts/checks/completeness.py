@@ -11,7 +11,7 @@ from scripts.views.cells import in_words
 from scripts.views.completeness import kinds_of, missing_metrics
 
 DIFFER = ("flash_ablation", "data_parallel", "optimizer_sharding", "fsdp", "training_ladder")
-"""Experiments whose contenders differ in what can be measured of them."""
+"""Experiments whose contenders have different metrics."""
 
 
 @check("{n} experiments")
@@ -26,10 +26,10 @@ def cells_are_complete(tables: Mapping[str, DataFrame]) -> Evidence:
 
 @check("{n} metrics lost in all cells", "no metric was lost")
 def metrics_are_lost_in_all_cells(tables: Mapping[str, DataFrame]) -> Evidence:
-    """No metric is lost that another cell of its kind has.
+    """No metric is missing that another cell of its kind has.
 
-    A single metric is lost because a machine lacks something, which it does in all cells of a kind, or because a
-    contender, which may need more memory than others, has run out of it.
+    A single metric is missing because the machine lacks something, in all cells of a kind, or because a contender that
+    needs more memory than others has run out of it.
     """
     for name, table in tables.items():
         rows = table[table["metric"] != WHOLE_CELL]

@@ -18,12 +18,12 @@ from scripts.views.data import select
 
 MB = 1e6
 DIGITS = 1e-6
-"""Of bytes that were recorded in another unit."""
+"""Relative rounding of bytes that were recorded in another unit."""
 PROFILE = ("compute", "communication", "hidden", "device_busy", "timeline_length")
 ROUNDING = 0.01
-"""Of a step: what clocks, and the timeline's parts, may make times differ by that are equal."""
+"""Share of a step by which equal times may differ, because of clocks and the timeline's parts."""
 COLLECTIVES = {"all_gather", "reduce_scatter"}
-"""Those that some profiles have apart from the rest of the communication."""
+"""Collectives that some profiles list separately from the rest of the communication."""
 ON_GPUS = "profiled on GPUs only"
 
 
@@ -45,7 +45,7 @@ class Contender:
         return f"{self.key}, {size_name(cell.size)}, {cell.processes} processes, {cell.precision}{compiled}"
 
     def one(self, metric: str) -> float | None:
-        """The number that it has of a metric, or None."""
+        """Its number of a metric, or None."""
         return self._numbers.get(metric)
 
     def median(self, metric: str) -> float:
@@ -53,7 +53,7 @@ class Contender:
         return float(select(self.rows, metric=metric, kind="")["median"].iloc[0])
 
     def by_kind(self, metric: str) -> Series:
-        """The numbers that it has of a metric, by kind."""
+        """Its numbers of a metric, by kind."""
         found = self.rows[(self.rows["metric"] == metric) & (self.rows["kind"] != "")]
         return found.set_index("kind")["mean"]
 
@@ -78,7 +78,7 @@ def contenders(kind: Kind, table: DataFrame) -> list[Contender]:
 def all_do_what_they_declare(found: list[Contender]) -> Evidence:
     """Each contender communicates and copies what it declares, by number and bytes, and trains on its whole batch.
 
-    Those named in the configuration have no declaration, and earlier code did not count everything.
+    Contenders named in the configuration have no declaration, and earlier code did not count everything.
     """
     alone = {
         cell_of(contender): contender.one("written")
@@ -91,7 +91,7 @@ def all_do_what_they_declare(found: list[Contender]) -> Evidence:
 
 
 def departures(contender: Contender, alone: float | None) -> Iterator[str]:
-    """Differences of a contender from what it declares; `alone` is what a rank by itself writes in its cell, bytes."""
+    """Differences between a contender and its declaration; `alone`: the bytes that a single rank writes in its cell."""
     cell, declared = contender.cell, contender.declared
     batch = cell.batch_size * cell.context
     if (tokens := contender.one("tokens")) not in (None, batch):
@@ -126,10 +126,10 @@ def within(number: float, bounds: Bounds) -> bool:
 
 @check("{n} profiles", ON_GPUS)
 def profiles_add_up(found: list[Contender]) -> Evidence:
-    """The profiled computation and communication, less what runs at once, are the device's busy time.
+    """The profiled computation and communication, minus their overlap, are the device's busy time.
 
-    That is within the step, and when the timeline says. A contender communicates if it declares so, by the kinds of
-    collectives that it declares, and else not.
+    It lies within the step, at the times of the timeline. A contender communicates only if it declares so, with the
+    kinds of collectives that it declares.
     """
     for contender in found:
         times = [contender.one(name) for name in PROFILE]
@@ -156,7 +156,7 @@ def profiles_add_up(found: list[Contender]) -> Evidence:
 
 
 def communicates_as_declared(contender: Contender, communication: float, kinds: Series) -> bool:
-    """Whether a profile shows communication, and each declared kind that it has apart from the rest."""
+    """Whether a profile shows communication, and each declared kind that it lists separately."""
     if contender.declared is None:
         return True
     sends = contender.declared.sends(contender.cell)
@@ -165,5 +165,5 @@ def communicates_as_declared(contender: Contender, communication: float, kinds: 
 
 
 def cell_of(contender: Contender) -> tuple[Any, ...]:
-    """The values that tell its cell apart, in any experiment."""
+    """The values that identify its cell, in any experiment."""
     return tuple(value for name, value in vars(contender.cell).items() if name != "key")

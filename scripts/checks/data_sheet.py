@@ -9,12 +9,12 @@ from scripts.checks import Case, Evidence, check
 from scripts.views.units import GB, GIB
 
 RESERVED = 0.1
-"""Share of a GPU's memory that its driver keeps for itself at most, as for error correction."""
+"""Largest share of a GPU's memory that its driver reserves, for example for error correction."""
 
 
-@check("{n} jobs", "no data sheet is listed for this GPU, or for a CPU")
+@check("{n} jobs", "no data sheet is listed for this device")
 def card_has_its_memory(tables: Mapping[str, DataFrame]) -> Evidence:
-    """The card has the memory of its data sheet, in GB or in GiB, but for the driver's share."""
+    """The GPU has the memory of its data sheet, in GB or in GiB, except for the driver's share."""
     for name, table in tables.items():
         jobs = table[["gpu", "gpu_memory", "utc"]].drop_duplicates()
         for gpu, found in zip(jobs["gpu"], jobs["gpu_memory"], strict=True):

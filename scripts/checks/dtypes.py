@@ -1,4 +1,4 @@
-"""Self-checks of the dtypes that were computed in."""
+"""Self-checks of the dtypes of the computations."""
 
 from collections.abc import Callable, Mapping
 
@@ -17,7 +17,7 @@ def normed(row: Series) -> str:
 
 
 def rung(row: Series) -> str:
-    """The precision that a rung computes in."""
+    """The precision of a rung's computations."""
     return "fp32" if RUNGS[row["rung"]].precision == "fp32" else "bf16"
 
 
@@ -27,7 +27,7 @@ def rung_weights(row: Series) -> str:
 
 
 EXPECTED: Mapping[tuple[str, str], Callable[[Series], str]] = {
-    # Cross-entropy is among what autocast keeps in fp32, and a gradient has its parameter's type.
+    # Autocast keeps cross-entropy in fp32, and a gradient has its parameter's dtype.
     **{("autocast_dtypes", metric): lambda row: "fp32" for metric in ("parameters", "loss", "gradients")},
     **{("autocast_dtypes", metric): lambda row: str(row["autocast"]) for metric in ("fc1_output", "logits")},
     ("autocast_dtypes", "norm_output"): normed,
@@ -35,12 +35,14 @@ EXPECTED: Mapping[tuple[str, str], Callable[[Series], str]] = {
     ("training_ladder", "attention_dtype"): rung,
     ("training_ladder", "weights_dtype"): rung_weights,
 }
-"""The precision that a row's dtype must be of, by experiment and metric; of autocast by the rules PyTorch documents."""
+"""The required precision of a row's dtype, by experiment and metric; under autocast, according to PyTorch's documented
+rules.
+"""
 
 
 @check("{n} tensors")
 def dtypes_are_the_expected(tables: Mapping[str, DataFrame]) -> Evidence:
-    """Dtypes are those of the named precision, and under autocast those of PyTorch's rules."""
+    """Dtypes are those of the named precision; under autocast they follow PyTorch's rules."""
     for (name, metric), precision in EXPECTED.items():
         for _, row in select(tables[name], metric=metric).iterrows():
             expected = NAMES[precision(row)]

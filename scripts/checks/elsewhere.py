@@ -1,4 +1,4 @@
-"""Self-checks of what is measured twice, by `end_to_end` and by an experiment with another instrument."""
+"""Self-checks of quantities that are measured twice, by `end_to_end` and by an experiment with another instrument."""
 
 from collections.abc import Iterator, Mapping
 
@@ -14,15 +14,15 @@ from scripts.views.data import select
 from scripts.views.kernels import kernels
 
 STAGES = {"forward_busy": ["forward", "loss"], "backward_busy": ["backward"], "optimizer_busy": ["optimizer"]}
-"""Stages by the metric of `end_to_end` for the device's time in them; inference has no loss."""
+"""Stages by the `end_to_end` metric for their device time; inference has no loss."""
 INSTRUMENTS = between_cells(0.02)
-"""Relative difference of the device's time in a phase between the two instruments that measure it."""
+"""Relative difference of a phase's device time between the two instruments that measure it."""
 PEAK = 0.01
 """Relative difference between peaks of one step in two processes, whose blocks may be divided differently."""
 
 
 def quantities(tables: Mapping[str, DataFrame]) -> Iterator[tuple[str, str, Series, float]]:
-    """Experiment, the metric of `end_to_end` that it measures too, its value by cell, and their relative difference."""
+    """Experiment, the `end_to_end` metric that it also measures, its value by cell, and their relative difference."""
     cell = parameters(KernelProfile)
     busy = select(tables[KernelProfile.name], metric="stage_busy")
     for metric, stages in STAGES.items():
@@ -34,11 +34,11 @@ def quantities(tables: Mapping[str, DataFrame]) -> Iterator[tuple[str, str, Seri
     yield MemoryProfile.name, "peak_memory", peaks / MIB, PEAK
 
 
-@check("{n} numbers; largest difference {most:.1%}", "the device's own time and memory are measured on GPUs only")
+@check("{n} numbers; largest difference {most:.1%}", "device time and memory are measured only on GPUs")
 def both_instruments_agree(tables: Mapping[str, DataFrame]) -> Evidence:
-    """Launches, the device's time in a phase and peak memory are the same when a step is profiled and when it is timed.
+    """Launches, a phase's device time and peak memory are the same in profiled and in timed steps.
 
-    That is host-bound or not; times are within {INSTRUMENTS:.0%}, peaks within {PEAK:.0%}.
+    This holds for host-bound steps, too; times are within {INSTRUMENTS:.0%}, peaks within {PEAK:.0%}.
     """
     for name, metric, values, tolerance in quantities(tables):
         shared = [key for key in values.index.names if key in parameters(EndToEnd) and key not in ("warmup", "steps")]

@@ -11,19 +11,17 @@ from scripts.views.steps import step_table
 
 CELL = [name for name in parameters(EndToEnd) if name != "mode"]
 SLOWER = {"GPU": 1 + TOLERANCE["GPU"], "CPU": 4.0}
-"""How many times as long phases may take in one process as in another; a CPU does other work too."""
+"""Largest ratio of a phase's times in two processes; a CPU also does other work."""
 MOST_EXCUSED = {"GPU": 1.6, "CPU": float("inf")}
-"""How many times longer they may take since the step was disturbed."""
+"""Largest slowdown of the phases of a disturbed step."""
 
 
-@check(
-    "{n} cells; {most:.2f} times as long at most", "no step was timed with its passes apart, but for host-bound ones"
-)
+@check("{n} cells; at most {most:.2f} times as long", "only host-bound steps were timed with separate passes")
 def phases_add_up(end_to_end: DataFrame) -> Evidence:
     """Forward + backward, each from its own run, agree with the same two phases of the training step.
 
-    Host-bound cells are left out: the host is not equally fast in every process. Other programs may slow all of a CPU's
-    steps; the forward pass's share of both does not depend on that, and must agree on either.
+    Host-bound cells are omitted: the host is not equally fast in every process. Other programs may slow all of a CPU's
+    steps; the forward pass's share of both does not depend on that, and must always agree.
     """
     device = "GPU" if measured_gpu({"": end_to_end}) else "CPU"
     cells = phases_apart_and_together(end_to_end)
@@ -41,12 +39,12 @@ def phases_add_up(end_to_end: DataFrame) -> Evidence:
 
 
 def phases_apart_and_together(table: DataFrame) -> DataFrame:
-    """One row per cell whose passes were also timed by themselves, ms.
+    """One row per cell whose passes were also timed separately, ms.
 
     `forward` and `backward` are each from the shortest step that has them, `own forward` is next to that `backward`; of
     the training step there are `step forward`, `optimizer`, `whole` and, if it is disturbed, `slow`.
     """
-    # The 20th percentile: what disturbs a step only ever adds to its time.
+    # The 20th percentile: disturbances only add to a step's time.
     quick, slow = (side_by_side(table, EndToEnd, column).unstack("mode") for column in ("p20", "p80"))
     wanted = {
         "forward": ("forward", "forward"),

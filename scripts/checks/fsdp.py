@@ -11,7 +11,7 @@ from scripts.views.comparison import contenders, series
 from scripts.views.fsdp import SERIES, forward_pass
 
 DIGITS = 1e-4
-"""Of the longest of some times: what the digits kept of them may make of the others."""
+"""Share of the longest time that rounding to the kept digits may add to the others."""
 
 
 def rows(tables: Mapping[str, DataFrame]) -> DataFrame:
@@ -26,9 +26,9 @@ def name_contender(row: Series) -> str:
 
 @check("{n} units", ON_GPUS)
 def weights_arrive_before_they_are_used(fsdp: DataFrame, rows: DataFrame) -> Evidence:
-    """No unit's work begins before its weights are there.
+    """No unit's computation begins before its weights arrive.
 
-    In a profiled forward pass each begins when its all-gather has ended and the device is ready.
+    In a profiled forward pass, each begins when its all-gather has ended and the device is ready.
     """
     for _, row in rows.iterrows():
         units = forward_pass(fsdp, row)

@@ -9,12 +9,12 @@ from cs336_systems.record.measurement import SM_CLOCK, parse_samples
 from scripts.checks import Case, Evidence, check, rows_of
 
 ABOVE_OTHERS = 0.1
-"""Share by which one cell's clock may be above all others'."""
+"""Share by which one cell's clock may exceed all others."""
 
 
 @check("{n} cells", "a GPU's clock is sampled where its driver reports it")
 def clocks_are_clocks(tables: Mapping[str, DataFrame]) -> Evidence:
-    """A GPU's clock is a whole number of MHz that other cells reach too."""
+    """A GPU's clock is a whole number of MHz that other cells also reach."""
     found = [(cell, parse_samples(row["samples"]) or [row["mean"]]) for cell, row in rows_of(tables, metric=SM_CLOCK)]
     second = min(heapq.nlargest(2, (max(samples) for _, samples in found)), default=0.0)
     for cell, samples in found:

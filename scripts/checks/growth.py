@@ -1,4 +1,4 @@
-"""Self-checks of how times grow with what is measured: lengths, sizes, messages."""
+"""Self-checks of how times grow with lengths, model sizes and messages."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -31,10 +31,10 @@ class Growth:
 
 
 LENGTHS = [
-    # Attention's products are quadratic, and what it reads is linear.
+    # Attention's matmuls are quadratic in the length, its reads linear.
     Growth("attention", "sequence", ("forward", "backward"), 1, 2),
     Growth("flash", "sequence", ("forward", "backward", "forward_backward"), 1, 2),
-    # A model's weights are read whatever the length, and the optimizer does not know it.
+    # A model's weights are read for any length, and the optimizer does not depend on it.
     Growth("end_to_end", "context", ("forward_busy", "backward_busy"), 0, 2),
     Growth("end_to_end", "context", ("optimizer_busy",), 0, 0),
 ]
@@ -44,9 +44,9 @@ IN_ORDER = [
 ]
 
 
-@check("{n} pairs of neighbouring lengths", "judged on GPUs only: on a CPU caches and other programs hide it")
+@check("{n} pairs of neighbouring lengths", "checked only on GPUs: on a CPU caches and other programs hide it")
 def times_grow_with_length(tables: Mapping[str, DataFrame]) -> Evidence:
-    """From {LONG_MS:g} ms up, no time grows with the length by more or less than its work, +- {SLACK:.0%}."""
+    """From {LONG_MS:g} ms up, every time grows with the length like its work, +- {SLACK:.0%}."""
     for growth in LENGTHS:
         table = tables[growth.experiment]
         if not measured_gpu({"": table}):
@@ -62,9 +62,9 @@ def times_grow_with_length(tables: Mapping[str, DataFrame]) -> Evidence:
 
 @check("{n} pairs of neighbours, p20 against p80")
 def more_takes_longer(tables: Mapping[str, DataFrame]) -> Evidence:
-    """The larger model never has the shorter forward pass in fp32, nor the larger message the faster all-reduce.
+    """A larger model never has a shorter forward pass in fp32, and a larger message never a faster all-reduce.
 
-    On a disturbed machine neighbours may overlap; quantiles leave out what disturbs few steps.
+    On a disturbed machine neighbours may overlap; quantiles exclude disturbances of a few steps.
     """
     for growth in IN_ORDER:
         for small, large in neighbours(tables[growth.experiment], growth):
@@ -73,7 +73,7 @@ def more_takes_longer(tables: Mapping[str, DataFrame]) -> Evidence:
 
 
 def neighbours(table: DataFrame, growth: Growth) -> Iterator[tuple[Series, Series]]:
-    """The rows of each two neighbouring values of a parameter, the smaller one first, that else differ in nothing."""
+    """Pairs of rows that differ only in neighbouring values of a parameter, the smaller one first."""
     values = size_order(table) if growth.parameter == "size" else sorted(table[growth.parameter].unique())
     others = [name for name in parameters(EXPERIMENTS[growth.experiment]) if name != growth.parameter]
     for metric in growth.metrics:

@@ -15,15 +15,18 @@ from scripts.views.kernels import FORWARD, kernels, products
 CELL = parameters(KernelProfile)
 STAGE = [*CELL, "stage"]
 STAGE_TOLERANCE = 0.05
-"""Relative difference of a stage in the trace and between its events."""
+"""Relative difference of a stage's time in the trace from the time between its events."""
 HOST_TOLERANCE = 0.1
-"""The same in host-bound steps: the host may leave the stage some time after the last kernel, at which idle time in
-the trace ends."""
+"""The same in host-bound steps: the host may leave the stage some time after the last kernel, where idle time in the
+trace ends.
+"""
 STAGE_SLACK_MS = 0.3
-"""Difference that any stage may have, however short it is: under the profiler the host takes that long from recording
-the first event to entering the stage's range; in the loss of fp32 steps up to 0.16 and 0.24 ms in two runs on H200s."""
+"""Difference allowed for any stage, however short: under the profiler the host takes this long from recording the first
+event to entering the stage's range; in the loss of fp32 steps up to 0.16 and 0.24 ms in two runs on H200s.
+"""
 VAGUE = ("other", "elementwise", "reduction")
-"""Categories of names that may have lost what tells more, as they were shortened; the operator may have told it, too.
+"""Categories of kernel names that may have lost information when they were shortened; the operator may also have
+provided it.
 """
 NO_KERNEL = "no kernel was profiled"
 
@@ -50,18 +53,18 @@ def stages_add_up(kernel_profile: DataFrame) -> Evidence:
 
 @check("{n} cells", NO_KERNEL)
 def products_are_counted(kernel_profile: DataFrame) -> Evidence:
-    """Eager forward passes launch one matmul kernel per product of the model: layers × 9 + 1."""
+    """Eager forward passes launch one kernel per matmul of the model: layers × 9 + 1."""
     rows = products(kernels(kernel_profile, FORWARD, compiled=False, attention="plain", model=KernelProfile().model))
     for _, row in rows.groupby(CELL)["calls"].sum().reset_index().iterrows():
         expected = forward_products(parse_size(row["size"]))
-        yield Case(name(row), row["calls"] != expected, f"{row['calls']:g} kernels, {expected} products")
+        yield Case(name(row), row["calls"] != expected, f"{row['calls']:g} kernels, {expected} matmuls")
 
 
 @check("{n} kernels", NO_KERNEL)
 def categories_are_those_of_the_names(kernel_profile: DataFrame) -> Evidence:
-    """Every kernel whose name tells what it does has that category.
+    """Every kernel whose name states its category has that category.
 
-    Stage and module may tell it, too.
+    Stage and module may also determine it.
     """
     rows = kernels(kernel_profile).drop_duplicates(["stage", "range", "category", "kernel"])
     for _, row in rows[rows["kernel"].str.len() < LONGEST_NAME].iterrows():

@@ -1,4 +1,6 @@
-"""Laws: what a measured number must be by its closed form, or by the other numbers of its cell, within a tolerance."""
+"""Laws: the expected value of a measured number, by its closed form or by other numbers of its cell, with a
+tolerance.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +17,7 @@ from scripts.views.data import measured_gpu, one, select
 Expected = float | tuple[float, float] | None
 """A number, or the least and the most; None or NaN where a law does not apply."""
 EQUAL = 1e-6
-"""Relative difference that rounding explains."""
+"""Relative difference explained by rounding."""
 SOME = math.ulp(0.0)
 """The least number above 0."""
 
@@ -31,7 +33,7 @@ class Reading:
     tables: Mapping[str, DataFrame]
 
     def next_to(self, metric: str, **details: object) -> Series | None:
-        """The row of another metric in its cell, of the same details but for those given."""
+        """The row of another metric in its cell, with the same details except those given."""
         same = {name: self.row[name] for name in EXPERIMENTS[self.experiment].details}
         return one(self.cell, metric=metric, **same | details)
 
@@ -60,19 +62,19 @@ class Bounds(NamedTuple):
 
     @property
     def reached(self) -> float:
-        """The share of its only limit that it reaches; NaN if it has two."""
+        """The value as a share of its only limit; NaN if it has two."""
         limits = (self.value, self.most) if self.least <= SOME else (self.least, self.value)
         alone = self.least != self.most and (self.least <= SOME or math.isinf(self.most))
         return limits[0] / limits[1] if alone and limits[1] else math.nan
 
     @property
     def allowed(self) -> float:
-        """The share of its only limit that it may reach."""
+        """The share of its only limit that is allowed."""
         return self.high / self.most if self.least <= SOME else self.least / self.low
 
     @property
     def apart(self) -> float:
-        """The relative difference from what is expected."""
+        """The relative difference from the expected range."""
         edge = min(max(self.value, self.least), self.most)
         return abs(self.value / edge - 1) if edge else 0.0
 
@@ -93,7 +95,9 @@ class Law:
     where: Mapping[str, object] = field(default_factory=dict)
     """The values that the metric's rows must have in other columns."""
     per: str = ""
-    """The metric whose rows the law applies to, if not its own: to the sum of its own in the same cell, 0 if none."""
+    """The metric whose rows the law applies to, if not its own; the number is then the sum of its own in the same cell,
+    0 if none.
+    """
 
     @property
     def sides(self) -> tuple[float, float]:
@@ -148,7 +152,7 @@ class Statement(NamedTuple):
         return conclude(self.sentence, cases, self.summary([bounds for *_, bounds in readings]), self.none(tables))
 
     def summary(self, numbers: Sequence[Bounds]) -> str:
-        """How many numbers there are, and how close the closest is to what is allowed."""
+        """The number of values, and how close the closest is to its limit."""
         if limits := [bounds for bounds in numbers if not math.isnan(bounds.reached)]:
             most, allowed = max(bounds.reached for bounds in limits), max(bounds.allowed for bounds in limits)
             return f"{{n}} numbers; the closest reaches {most:.1%} of its limit, allowed {allowed:.0%}"
@@ -159,10 +163,10 @@ class Statement(NamedTuple):
         return f"{{n}} numbers; largest difference {apart:.2%}" + (f", allowed {100 * allowed:.3g}%" if allowed else "")
 
     def none(self, tables: Mapping[str, DataFrame]) -> str:
-        """Why there is no number that it is about."""
+        """Why there is no value that it applies to."""
         if not any(len(tables[law.experiment]) for law in self.laws):
             return f"not run: {', '.join(dict.fromkeys(law.experiment for law in self.laws))}"
         if not measured_gpu(tables):
             return "measured on GPUs only"
         numbers = any(len(select(tables[law.experiment], metric=law.metric)) for law in self.laws)
-        return "nothing is known that it could be compared with" if numbers else "no such number was measured"
+        return "there is nothing to compare it with" if numbers else "no such number was measured"

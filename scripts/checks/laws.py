@@ -48,21 +48,21 @@ from scripts.views.units import BYTE
 DIGITS = 1e-4
 """Relative rounding of samples that are kept with five digits, and of sums of them."""
 BETWEEN = 0.05
-"""Share by which a median bandwidth may be off the times' percentiles: the two in the middle may be far apart."""
+"""Share by which a median bandwidth may differ from the times' percentiles: the two middle samples may be far apart."""
 WORKSPACE = 1.0
-"""MiB by which what libraries keep may differ between cells of attention."""
+"""MiB by which the libraries' memory may differ between cells of attention."""
 ALLOCATOR = 0.02
-"""Share that an allocator's blocks may be larger than what was asked for."""
+"""Share by which an allocator's blocks may exceed the requested size."""
 MOMENT = 0.01
 """Relative difference of one moment's memory in two counts: libraries' workspaces, and the allocator's rounding."""
 OVERLAP = 0.002
 """Share of a stage by which its kernels may overlap: one may start while the last blocks of another run."""
 UNATTRIBUTED = 0.01
-"""The largest share of the kernels' time of which the origin may be unknown."""
+"""The largest share of the kernels' time whose origin may be unknown."""
 UNCLASSIFIED = 0.02
 """The largest share of the memory at the peak that may be unclassified."""
 ACTIVATIONS = 0.02
-"""Relative difference of what is saved: a library may save numbers of its own."""
+"""Relative difference of saved tensors: a library may save additional numbers."""
 CLOCKS = 0.01
 """Relative difference that clocks may make between times of steps that are equal."""
 BF16, FP8_UNIT = 2.0**-8, 2.0**-4
@@ -76,38 +76,38 @@ WORKSPACES_MIB = 512
 ALIKE = 0.3
 """Relative difference between two contenders' times of the same update."""
 PADDING = 0.05
-"""Share that buckets may add to the closed form, so that all ranks' parts are of one size."""
+"""Share that buckets may add to the closed form, to give all ranks parts of equal size."""
 ALIGNMENT = 256
-"""Bytes at whose multiples tensors begin in a bucket."""
+"""Alignment of tensors in a bucket, bytes."""
 SAME_WORK = 0.06
-"""Relative difference of times of the same work."""
+"""Relative difference between times of the same computation."""
 PRODUCT = 0.3
-"""Share by which a product may take longer than usual: it draws power, so that it varies."""
+"""Share by which a matmul may take longer than usual: its power, and so its clock, varies."""
 BUSIEST = 0.05
-"""Share by which the device may seem to work longer than a phase takes: its time is that of another step."""
+"""Share by which device time may exceed a phase's time: it is taken from another step."""
 INTERVAL = 0.1
 """Seconds between two samples of a GPU's clock, at least."""
 LATE = 3
-"""How many times that the samples may be apart on average: a busy host wakes the thread that takes them late."""
+"""Largest average distance of samples, as a multiple: a busy host wakes the sampling thread late."""
 MISSED = 3
-"""Samples that there may be fewer."""
+"""Number of samples that may be missing."""
 ABOVE = 0.1
-"""Share of its limit by which a GPU's power may be above it for a moment."""
+"""Share of its limit by which a GPU's power may briefly exceed it."""
 WARMER = 0.15
-"""The same of energies that earlier code counted on a warmer GPU than it timed steps on."""
+"""The same for energies that earlier code measured on a warmer GPU than the timed steps."""
 IDLE = 0.02
-"""Share of its limit that a GPU draws at least."""
+"""Smallest share of its limit that a GPU draws."""
 SLOWED = 0.05
-"""Share of the highest clock by which a clock is below it that something holds back."""
+"""Share by which a throttled clock is below the highest one."""
 NEAR_LIMIT = 0.05
-"""Share of the power limit that a GPU which the limit holds back may leave."""
+"""Share of the power limit that a power-limited GPU may leave unused."""
 PLANNED = "planned_memory"
-"""A closed form, which may be more than there is."""
+"""A closed form, which may be an overestimate."""
 LEFT = {
     "left_by_forward": ("saved_activations", "saved_weight_copies"),
     "left_by_backward": ("parameter_gradients", "input_gradient"),
 }
-"""The tensors that each pass of a block leaves."""
+"""The tensors that each pass of a block leaves in memory."""
 PERSISTENT = (of.PARAMETERS, of.OPTIMIZER_STATE)
 WHOLES = {
     "forward_busy": "forward",
@@ -116,7 +116,7 @@ WHOLES = {
     "device_busy": "step",
     "stage_busy": "stage",
 }
-"""By the device's time in something, how long it takes by the host's clock, or by events without the profiler."""
+"""The host's time, or the time between events without the profiler, by metric of device time."""
 
 
 def samples(row: Series) -> list[float]:
@@ -135,7 +135,7 @@ def largest(row: Series) -> float:
 
 
 def from_times(it: Reading) -> Expected:
-    """The bandwidths, GB/s, that the 80th and the 20th percentile of the times give: MB/ms."""
+    """The bandwidths at the 80th and the 20th percentile of the times, GB/s: MB/ms."""
     return it.row["megabytes"] / it.of("time", "p80"), it.row["megabytes"] / it.of("time", "p20")
 
 
@@ -145,7 +145,7 @@ def bus_bandwidth(it: Reading) -> Expected:
 
 
 def attention_tensors(row: Mapping[Any, Any]) -> float:
-    """The closed form of attention's memory in fp32, MiB; NaN of the peak of a compiled one."""
+    """The closed form of attention's memory in fp32, MiB; NaN for the peak of a compiled one."""
     if row["precision"] != "fp32" or (row["compiled"] and row["metric"] == "peak_memory"):
         return math.nan
     closed_form = plain_peak_bytes if row["metric"] == "peak_memory" else plain_bytes_before_backward
@@ -153,7 +153,7 @@ def attention_tensors(row: Mapping[Any, Any]) -> float:
 
 
 def attention_memory(it: Reading) -> Expected:
-    """The closed form, and what libraries keep: the median over all cells of what it leaves over, MiB."""
+    """The closed form plus the libraries' memory, which is the median of the remainder over all cells, MiB."""
     table = it.tables["attention"]
     rows = select(table, metric="memory_before_backward").to_dict("records")
     rows += select(table, metric="peak_memory").to_dict("records")
@@ -180,7 +180,7 @@ def all_saved(it: Reading) -> Expected:
 
 
 def unattributed(it: Reading) -> Expected:
-    """The share of a cell's kernels of unknown stage or module, which must be small."""
+    """The share of a cell's kernels with unknown stage or module, which must be small."""
     launched = kernels(it.cell)
     unknown = launched[(launched["stage"] == "") | (launched["range"] == "")]
     share = unknown["ms"].sum() / launched["ms"].sum() if len(launched) else 0.0
@@ -188,13 +188,13 @@ def unattributed(it: Reading) -> Expected:
 
 
 def peak_of_stages(it: Reading) -> Expected:
-    """The highest peak of a cell's stages; NaN unless it is that of the stage which is named for it."""
+    """The highest peak of a cell's stages; NaN unless the row is named after its stage."""
     peaks, named = select(it.cell, metric="stage_peak"), select(it.cell, metric="peak_stage")["value"]
     return (peaks["mean"].max(), select(peaks, stage=named.iloc[0])["mean"].sum()) if len(named) else None
 
 
 def reached(it: Reading) -> Expected:
-    """The most that the timeline of a stage reaches, bytes; infinite if its categories are of different moments."""
+    """The maximum of a stage's timeline, bytes; infinite if its categories are from different moments."""
     moments = [samples(row) for _, row in select(it.cell, metric="active", stage=it.row["stage"]).iterrows()]
     if len(set(map(len, moments))) > 1:
         return math.inf
@@ -202,7 +202,7 @@ def reached(it: Reading) -> Expected:
 
 
 def held(category: str) -> Callable[[Reading], Expected]:
-    """The closed form of the bytes of a category, less the allocator's rounding."""
+    """The closed form of a category's bytes, minus the allocator's rounding."""
 
     def expected(it: Reading) -> Expected:
         if it.row["model"] != MemoryProfile.model:
@@ -223,7 +223,7 @@ def additions(it: Reading) -> Expected:
 
 
 def up_to_the_most(it: Reading) -> Expected:
-    """Up to the most of a row's category; as much at the peak of what persists."""
+    """Up to the maximum of a row's category; equal to it at the peak if the category persists."""
     most = it.of("most", stage="")
     most = 0.0 if math.isnan(most) else most
     persists = it.row["metric"] == "at_peak" and it.row["category"] in PERSISTENT
@@ -231,7 +231,7 @@ def up_to_the_most(it: Reading) -> Expected:
 
 
 def declared(experiment: str, row: Series) -> Declared | None:
-    """The declaration of a row's contender; None of a user's own."""
+    """The declaration of a row's contender; None for a user's own."""
     key = " ".join(str(row[name]) for name in ("wrapper", "contender", "bucket_mb") if row.get(name))
     return next((each for each in KINDS[experiment].contenders if each.key == key), None)
 
@@ -248,14 +248,14 @@ def has_whole_state(experiment: str, row: Series) -> bool:
 
 
 def without_communication(it: Reading) -> Expected:
-    """At least what a step without communication takes, ms; on a CPU other programs run too."""
+    """At least the time of a step without communication, ms; on a CPU other programs also run."""
     slack = CLOCKS if it.row["gpu"] else TOLERANCE["CPU"]
     alone = it.of("step", "p20", wrapper=BASELINE, bucket_mb="")
     return None if it.row["wrapper"] == BASELINE else ((1 - slack) * alone, math.inf)
 
 
 def over_the_link(it: Reading) -> Expected:
-    """After the backward pass, at least as long as the fastest all-reduce takes for as many bytes, ms."""
+    """After the backward pass, at least the time of the fastest all-reduce of as many bytes, ms."""
     contender, cell = declared(it.experiment, it.row), cell_of(it)
     if not it.row["gpu"] or contender is None or not contender.after_backward(cell):
         return None
@@ -264,10 +264,11 @@ def over_the_link(it: Reading) -> Expected:
 
 
 def rounding(it: Reading) -> Expected:
-    """More than no error, up to that of rounding to bf16.
+    """An error above 0, up to that of rounding to bf16. n ranks' gradients are rounded once each, and n times while
+    they are added and divided, by at most 2^-8 of themselves; if they are uncorrelated, the norm of their mean is the
+    mean of their norms over sqrt(n).
 
-    n ranks' gradients are rounded once each, and n times while they are added and divided, by at most 2^-8 of
-    themselves; where they have nothing in common, their mean's norm is that of the mean of their norms over sqrt(n).
+
     """
     return SOME, BF16 * (it.row["processes"] + 1) * it.row["processes"] ** 0.5
 
@@ -297,14 +298,14 @@ def kept_between_steps(it: Reading) -> Expected:
 
 
 def usual_update(it: Reading) -> Expected:
-    """The median over the other contenders of a cell that update all parameters, ms."""
+    """The median time over the cell's other contenders that update all parameters, ms."""
     whole = [row for _, row in select(it.cell, metric="optimizer").iterrows() if has_whole_state(it.experiment, row)]
     others = [row["median"] for row in whole if row.name != it.row.name]
     return statistics.median(others) if others and len(others) < len(whole) else None
 
 
 def on_a_rank(it: Reading) -> Expected:
-    """The closed form of what a rank holds of a part, MiB, with padding and whole tensors; None of a user's own."""
+    """The closed form of a rank's share of a part, MiB, with padding and unsharded tensors; None for a user's own."""
     if (form := predicted(it.row).get(it.row["part"])) is None:
         return None
     model, vocabulary = model_of(it.row)
@@ -322,13 +323,13 @@ def on_all_ranks(it: Reading) -> Expected:
 
 
 def counted(it: Reading) -> Expected:
-    """At least the tensors of all ranks that were counted one by one, MiB."""
+    """At least the tensors of all ranks, counted individually, MiB."""
     rows = [it.next_to("held", part=part) for part in HELD]
     return sum(total(row) for row in rows if row is not None), math.inf
 
 
 def in_use(it: Reading) -> Expected:
-    """At least what the fullest rank has in use at the same moment, and no more than its device has, MiB."""
+    """At least the memory in use on the fullest rank at the same moment, and at most its device's memory, MiB."""
     used = it.next_to("allocated")
     return None if used is None else (largest(used), it.row["gpu_memory"] / MIB)
 
@@ -340,18 +341,18 @@ def first_sample(it: Reading) -> Expected:
 
 
 def replayed(it: Reading) -> Expected:
-    """No longer than the calls that a replay holds, ms."""
+    """No longer than the calls in a replay, ms."""
     return (0.0, it.of("forward_backward", "median")) if it.row["gpu"] else None
 
 
 def usual_product(it: Reading) -> Expected:
-    """Up to the usual time of the product that each attention cell of a GPU times, ms."""
+    """Up to the usual time of the matmul that each attention cell times on a GPU, ms."""
     rows = select(it.tables["flash"], metric="matmul", gpu=it.row["gpu"], precision=it.row["precision"])
     return 0.0, rows["median"].median()
 
 
 def undisturbed(it: Reading) -> Expected:
-    """The least computation of contenders with the whole state whose communication takes no SM from it, ms."""
+    """The shortest computation of contenders with the whole state whose communication uses no SMs, ms."""
     if it.row["wrapper"] != BASELINE:
         return None
     cell = cell_of(it)
@@ -361,13 +362,13 @@ def undisturbed(it: Reading) -> Expected:
 
 
 def as_profiled(it: Reading) -> Expected:
-    """Between what a step without communication computes for and how long it is when profiled, ms."""
+    """Between the computation time of a step without communication and its profiled length, ms."""
     alone = it.row["wrapper"] == BASELINE and it.row["model"] == KINDS[it.experiment].model
     return (it.of("compute", "median"), it.of("timeline_length", "median")) if alone else None
 
 
 def while_busy(it: Reading) -> Expected:
-    """Up to how long what keeps the device of a single process busy takes, ms.
+    """Up to the time of the part that keeps a single process's device busy, ms.
 
     On several GPUs, a profiled device also waits for the others; a CPU's operators are slower under the profiler.
     """
@@ -382,20 +383,22 @@ def same_shape(it: Reading, experiment: str, **wanted: object) -> float:
 
 
 def in_the_comparison(it: Reading) -> Expected:
-    """As long as our kernels take in the comparison; in bf16 at least: those for Hopper are used as they are faster."""
+    """The time of our kernels in the comparison; in bf16 at least that time: the kernels for Hopper are used because
+    they are faster.
+    """
     usual = same_shape(it, "flash", implementation=OURS, batch_size=1, causal=True)
     return usual, math.inf if it.row["precision"] == "bf16" else usual
 
 
 def as_they_are(it: Reading) -> Expected:
-    """At least as long as the kernels take with nothing reverted, ms."""
+    """At least the time of the kernels with nothing reverted, ms."""
     return None if it.row["without"] == "nothing" else (same_shape(it, "flash_ablation", without="nothing"), math.inf)
 
 
 def time_of_its_own(it: Reading) -> Expected:
-    """At least the seconds that a cell's timed metrics took together.
+    """At least the total seconds of a cell's timed metrics.
 
-    By a CPU's clock, both passes of attention in one call are the sum of the two.
+    On a CPU, both passes of attention in one call are the sum of the two.
     """
     summed = {"forward_backward"} if it.experiment == "flash" and not it.row["gpu"] else set()
     metrics = [name for name in timed(EXPERIMENTS[it.experiment]) if name not in summed]
@@ -405,7 +408,7 @@ def time_of_its_own(it: Reading) -> Expected:
 
 
 def sampled(it: Reading) -> Expected:
-    """As many samples as a cell has time for: one every INTERVAL, or a little less often."""
+    """As many samples as fit into a cell's time: one every INTERVAL, or a little less often."""
     wall = it.of(WALL)
     return wall / (LATE * INTERVAL) - MISSED, wall / INTERVAL + 1
 
@@ -417,13 +420,13 @@ def listed_power(it: Reading) -> Expected:
 
 
 def energy_at_the_limit(it: Reading) -> Expected:
-    """What a GPU between idle and the limit of its data sheet takes in a step, J."""
+    """The energy of a step on a GPU between idle and the limit of its data sheet, J."""
     gpu, seconds = gpu_of(it.row["gpu"]), it.of("step") / 1e3
     return None if gpu is None else (IDLE * gpu.power_limit * seconds, gpu.power_limit * seconds)
 
 
 def power_at_a_low_clock(it: Reading) -> Expected:
-    """About the limit of its data sheet where the clock is below the highest of `flash`, else any, W."""
+    """About the limit of the data sheet if the clock is below the highest of `flash`, otherwise any power, W."""
     table, gpu = it.tables["flash"], gpu_of(it.row["gpu"])
     known = table[table["metric"].isin([SM_CLOCK, HANDOUT_CLOCK]) & (table["gpu"] == it.row["gpu"])]
     slowed = it.of(HANDOUT_CLOCK, "median") < (1 - SLOWED) * known["median"].max()
@@ -438,7 +441,7 @@ def memory_of_the_gpu(it: Reading) -> Expected:
 def rate_of(sheet: Gpu, it: Reading) -> float:
     """The rate of a GPU's data sheet, or of its link, in the unit of a metric.
 
-    Bus bandwidth counts the ring's 2 (n - 1) / n bytes. A switch that adds and copies (NVLink SHARP) spares bytes: then
+    Bus bandwidth counts the ring's 2 (n - 1) / n bytes. A switch that adds and copies (NVLink SHARP) saves bytes: then
     a GPU sends (n + 1) / n, each of its n shards to be added and one sum.
     """
     if it.row["metric"] == "copy_speed":
@@ -456,7 +459,7 @@ def up_to_the_data_sheet(it: Reading) -> Expected:
 
 
 def peak_flops(gpu: Gpu, it: Reading) -> float:
-    """The most FLOP/s of a row's matmuls."""
+    """The peak FLOP/s of a row's matmuls."""
     if it.experiment in ("attention", "flash"):
         return gpu.accurate_flops(it.row["precision"])
     if it.experiment == "training_ladder":
@@ -466,7 +469,7 @@ def peak_flops(gpu: Gpu, it: Reading) -> float:
 
 
 def flops(it: Reading) -> float:
-    """The operations of the matmuls of a step, whole or timed alone, or of a pass of attention."""
+    """The FLOPs of a step's matmuls, in the step or timed alone, or of a pass of attention."""
     row = it.row
     if row["metric"] == "floor":
         (shape, vocabulary), sequences = model_of(row), row["batch_size"]
@@ -481,7 +484,7 @@ def flops(it: Reading) -> float:
 
 
 def at_the_peak(it: Reading) -> Expected:
-    """At least what the matmuls take at the data sheet's dense peak, ms."""
+    """At least the time of the matmuls at the data sheet's dense peak, ms."""
     gpu = gpu_of(it.row["gpu"])
     return None if gpu is None else (1e3 * flops(it) / peak_flops(gpu, it), math.inf)
 
@@ -492,36 +495,36 @@ GPU = TOLERANCE["GPU"]
 WITH_BASELINE = [name for name, kind in KINDS.items() if BASELINE in names_of(kind.contenders)]
 STEPS = ("end_to_end", "checkpointing", "kernel_profile", "training_ladder", *KINDS)
 LAWS = {
-    "the accumulated sums, their errors and last steps are those that NumPy computes": [
+    "the accumulated sums, their errors and last steps equal NumPy's": [
         Law("accumulation", metric, lambda it: accumulated(it.row)[it.row["metric"]])
         for metric in ("sum", "relative_error", "rounded_addend", "last_step")
     ],
-    "every number of an all-reduce's sum was right on every rank, before the timing and after it": [
+    "every number of an all-reduce's sum was right on every rank, before and after the timing": [
         Law("all_reduce", "wrong_numbers", lambda it: 0),
     ],
     "all-reduces' bandwidths follow from their sizes and times": [
         Law("all_reduce", "algorithm_bandwidth", from_times, BETWEEN, column="median"),
         Law("all_reduce", "bus_bandwidth", bus_bandwidth, 1e-6, column="median"),
     ],
-    "attention's memory between its passes, and its peak where it is eager, is its closed form and one constant": [
+    "attention's memory between its passes, and its peak if it is eager, is its closed form plus one constant": [
         Law("attention", "memory_before_backward", attention_memory, slack=WORKSPACE),
         Law("attention", "peak_memory", attention_memory, slack=WORKSPACE),
     ],
     "attention's peak memory holds at least its inputs and their gradients": [
         Law("flash", "peak_memory", inputs_and_gradients),
     ],
-    "what a block saves for backward, and its gradients, are the closed form, tensor by tensor": [
+    "the tensors that a block saves for backward, and its gradients, match their closed forms": [
         Law("block_memory", "saved", saved, slack=BYTE),
         Law("block_memory", "saved", all_saved, slack=BYTE, per="saved_activations"),
         Law("block_memory", "saved_weight_copies", lambda it: block_of(it.row).weight_copies / MIB, slack=BYTE),
         Law("block_memory", "parameter_gradients", lambda it: block_of(it.row).parameter_gradients / MIB, slack=BYTE),
         Law("block_memory", "input_gradient", lambda it: block_of(it.row).residual / MIB, slack=BYTE),
     ],
-    "the memory that a block's passes leave allocated is that of the tensors that were found": [
+    "the memory that a block's passes leave allocated is the sum of the recorded tensors": [
         Law("block_memory", left, lambda it: sum(map(it.of, LEFT[it.row["metric"]])), (0.0, ALLOCATOR), slack=BYTE)
         for left in LEFT
     ],
-    "what a checkpointed step saves between its passes is the closed form": [
+    "a checkpointed step saves as much between its passes as its closed form": [
         Law("checkpointing", "saved_for_backward", lambda it: saved_for_backward(step_of(it.row)) / MIB, slack=BYTE),
     ],
     "a checkpointed step's memory at its peak and between its parts adds up": [
@@ -544,7 +547,7 @@ LAWS = {
     "compiled cells ran captured graphs, eager cells none": [
         Law("end_to_end", "compiled_graphs", lambda it: (1, math.inf) if it.row["compiled"] else 0),
     ],
-    "the durations of a stage's kernels add up to the time in which it keeps the device busy": [
+    "the durations of a stage's kernels add up to its device-busy time": [
         Law(
             "kernel_profile",
             "stage_busy",
@@ -552,16 +555,14 @@ LAWS = {
             (OVERLAP, DIGITS),
         ),
     ],
-    f"under {UNATTRIBUTED:.0%} of the kernels' time is of unknown stage or module, by their sum too": [
+    f"the stage or module is unknown for less than {UNATTRIBUTED:.0%} of the kernels' time, also in total": [
         Law("kernel_profile", "unattributed", unattributed, slack=DIGITS),
     ],
-    "a step's peak memory is torch.cuda.max_memory_allocated, the replayed timeline's peak, and that of the stage "
-    "named for it": [
+    "a step's peak memory is max_memory_allocated, the replayed timeline's peak, and its named stage's peak": [
         Law("memory_profile", "peak_replayed", lambda it: it.of("peak_allocated")),
         Law("memory_profile", "peak_allocated", peak_of_stages),
     ],
-    "parameters, gradients, AdamW's state, bf16 copies of weights and saved activations have the bytes of their closed "
-    "forms": [
+    "parameters, gradients, AdamW's state, bf16 copies of weights and saved activations match closed forms": [
         Law("memory_profile", "most", held(category), tolerance, where={"category": category}, per="peak_allocated")
         for category, tolerance in (
             *((exact, 0.0) for exact in (of.PARAMETERS, of.GRADIENTS, of.OPTIMIZER_STATE, of.WEIGHT_COPIES)),
@@ -577,18 +578,18 @@ LAWS = {
             per="peak_allocated",
         ),
     ],
-    "the forward pass makes a tensor of the residual stream's derived size twice per block, by an addition": [
+    "the forward pass allocates a tensor of the residual stream's size twice per block, by an addition": [
         Law("memory_profile", "residual_tensors", additions, where={"operator": "add"}, per="peak_allocated"),
     ],
-    "the memory timeline reaches each stage's peak, no more": [
+    "the memory timeline reaches each stage's peak and never exceeds it": [
         Law("memory_profile", "stage_peak", reached, DIGITS),
     ],
-    "no category of memory is ever above its most, at which parameters and AdamW's state are at the peak": [
+    "no category of memory exceeds its maximum; parameters and AdamW's state are at it at the peak": [
         Law("memory_profile", "at_peak", up_to_the_most),
         Law("memory_profile", "stage_end", up_to_the_most),
         Law("memory_profile", "active", up_to_the_most, DIGITS, column=lambda row: MIB * largest(row)),
     ],
-    "no training step with communication is shorter than without": [
+    "no training step is shorter with communication than without": [
         Law("data_parallel", "step", without_communication, column="p80"),
     ],
     "communication after the backward pass is no faster than the fastest measured all-reduce": [
@@ -605,16 +606,16 @@ LAWS = {
     "the error of gradients sent as bf16 is one that rounding explains, and not zero": [
         Law("data_parallel", "gradient_error", rounding),
     ],
-    "memory between the steps of sharded training is the closed form's, but for libraries' workspaces": [
+    "memory between the steps of sharded training is the closed form, except for libraries' workspaces": [
         Law("fsdp", "between_steps", kept_between_steps, CLOCKS, column="median"),
     ],
-    "parameters, gradients and optimizer state on a rank are the closed form, but for padding and whole tensors": [
+    "a rank's parameters, gradients and optimizer state match closed forms, except for padding and unsharded tensors": [
         Law("optimizer_sharding", "held", on_a_rank, (DIGITS, 0.0), column=largest),
     ],
-    "the ranks' shards make up the whole optimizer state": [
+    "the ranks' shards add up to the whole optimizer state": [
         Law("optimizer_sharding", "held", on_all_ranks, DIGITS, column=total, where=STATE),
     ],
-    "an equal share of the optimizer state lies between the least and the most that a rank holds": [
+    "an equal share of the optimizer state lies between the ranks' smallest and largest shares": [
         Law(
             "optimizer_sharding",
             "held",
@@ -624,16 +625,16 @@ LAWS = {
             where=STATE,
         ),
     ],
-    "tensors fit into the allocator's count, that into its peak, and this into the device": [
+    "tensors fit into the allocated memory, this into its peak, and the peak into the device": [
         Law("optimizer_sharding", "allocated", counted, (DIGITS, 0.0), column=total),
         Law("optimizer_sharding", "peak_memory", in_use, (DIGITS, 0.0), column=largest),
     ],
-    "contenders that update all parameters take equally long for it": [
+    "contenders that update all parameters take equally long for the update": [
         Law(name, "optimizer", usual_update, ALIKE, column="median")
         for name, kind in KINDS.items()
         if sum(each.whole_state for each in kind.contenders) > 1
     ],
-    "in no step, nor any part of one, does the device of a single process work for longer than it takes": [
+    "a single process's device is never busy for longer than a step, or a part of it, takes": [
         Law(name, busy, while_busy, BUSIEST, column="median")
         for name, kind in EXPERIMENTS.items()
         for busy, whole in WHOLES.items()
@@ -642,20 +643,20 @@ LAWS = {
     "the first timed step is the first of the steps' samples": [
         Law("end_to_end", "first_step", first_sample, DIGITS),
     ],
-    "no replay of a CUDA graph takes longer than the calls it holds": [
+    "no replay of a CUDA graph takes longer than its calls": [
         Law("flash", "graph", replayed, GPU, column="median"),
     ],
-    "the product that is timed in each attention cell takes the usual time: no card was slowed down meanwhile": [
+    "the matmul timed in each attention cell takes the usual time: no GPU was slowed down meanwhile": [
         Law("flash", "matmul", usual_product, PRODUCT, column="median"),
     ],
-    f"without communication a device computes as long as with it, within {SAME_WORK:.0%}": [
+    f"a device computes equally long with and without communication, within {SAME_WORK:.0%}": [
         Law(name, "compute", undisturbed, SAME_WORK) for name in WITH_BASELINE
     ],
-    "a step without communication takes no less than it computes for, and no more than when it is profiled": [
+    "a step without communication takes at least its computation time, and at most its profiled time": [
         Law(name, "step", as_profiled, SAME_WORK, column="median") for name in WITH_BASELINE
     ],
-    "with nothing reverted, the Triton kernels take as long as ours in the comparison of implementations; in bf16, "
-    "where ours may be others, no less": [
+    "with nothing reverted, the Triton kernels take as long as ours in the comparison of implementations; in bf16, at "
+    "least as long, as ours may be other kernels": [
         Law("flash_ablation", each, in_the_comparison, GPU, column="median", where={"without": "nothing"})
         for each in ("forward", "backward")
     ],
@@ -673,16 +674,16 @@ LAWS = {
         Law("training_ladder", "matmul_rate", up_to_the_data_sheet, column="median"),
         Law("all_reduce", "bus_bandwidth", up_to_the_data_sheet, column="median"),
     ],
-    "no amount of memory in use is larger than the GPU's": [
+    "no memory in use exceeds the GPU's memory": [
         Law(name, metric, memory_of_the_gpu)
         for name, kind in EXPERIMENTS.items()
         for metric, unit in kind.metrics.items()
         if unit == "MiB" and metric != PLANNED
     ],
-    "what was timed in a cell took no longer than the whole cell": [
+    "a cell's timed metrics took no longer than the whole cell": [
         Law(name, WALL, time_of_its_own, (1 - 1 / (1 + CLOCKS), 0.0)) for name in EXPERIMENTS
     ],
-    "a GPU's clock and power have as many samples as a cell has time for": [
+    "a GPU's clock and power have as many samples as fit into a cell's time": [
         *(Law(name, SM_CLOCK, sampled, column="n") for name in EXPERIMENTS),
         *(Law(name, POWER, lambda it: it.of(SM_CLOCK, "n"), column="n") for name in EXPERIMENTS),
     ],
@@ -690,17 +691,17 @@ LAWS = {
         *(Law(name, POWER, listed_power, (0.0, ABOVE), column=each) for name in EXPERIMENTS for each in ("p20", "p80")),
         Law("training_ladder", "energy", energy_at_the_limit, (0.0, WARMER)),
     ],
-    "where a long repetition lowers the GPU's clock, its power is near the limit: nothing else holds it back": [
+    "if a long repetition lowers the GPU's clock, its power is near the limit: nothing else throttles it": [
         Law("flash", f"handout_{POWER}", power_at_a_low_clock, column="median"),
     ],
     "no pass is faster with a design decision of the kernels reverted": [
         Law("flash_ablation", each, as_they_are, GPU, column="median") for each in ("forward", "backward")
     ],
 }
-"""By the sentence that they make together."""
+"""Laws by the sentence that they check together."""
 
 
 def laws_hold(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """The check of each sentence."""
+    """One check per sentence."""
     for sentence, laws in LAWS.items():
         yield Statement(sentence, laws).check(tables)

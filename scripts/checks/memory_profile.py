@@ -12,9 +12,9 @@ MEASURED = "peak_allocated"
 DETAILS = list(MemoryProfile.details)
 
 
-@check("{n} cells", "memory is followed on GPUs only")
+@check("{n} cells", "memory is recorded only on GPUs")
 def allocations_have_a_lifetime(memory_profile: DataFrame) -> Evidence:
-    """The largest allocations are by size, and each that ends has a lifetime."""
+    """The largest allocations are ordered by size, and each that ends has a lifetime."""
     for row, rows in cells(memory_profile, MemoryProfile, MEASURED):
         listed = select(rows, metric="allocation").astype({"rank": int}).sort_values("rank")
         freed, lasting = (

@@ -1,4 +1,4 @@
-"""Self-checks of what is a sum of other rows by definition."""
+"""Self-checks of rows that are sums of other rows by definition."""
 
 import math
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ ROUNDING = 1e-9
 SAMPLE_ROUNDING = 1e-4
 """Samples are kept with five digits."""
 TIMED_APART = (0.6, 2.5)
-"""The sum of parts over their whole if they were timed in other steps, one by one, so that none overlaps."""
+"""The ratio of the sum of parts to their whole if the parts were timed separately in other steps, without overlap."""
 
 
 def bounds(part: Metric, on_gpu: bool) -> tuple[float, float]:
-    """The least and the most of the sum of such parts over their whole."""
+    """Bounds of the ratio of the sum of such parts to their whole."""
     if part.timed:
         return TIMED_APART if on_gpu else (0.0, math.inf)
     between = part.between if on_gpu or not part.between else max(part.between, TOLERANCE["CPU"])
@@ -32,9 +32,9 @@ def bounds(part: Metric, on_gpu: bool) -> tuple[float, float]:
 
 @check("{n} sums")
 def parts_add_up(tables: Mapping[str, DataFrame]) -> Evidence:
-    """What has parts, such as a step, the device's time in it or the memory at its peak, is their sum.
+    """A quantity with parts, such as a step, its device time or the memory at its peak, is their sum.
 
-    That is to the digit, but for what lies between the parts by the dictionary of metrics, or if they were timed apart.
+    The sum is exact unless the dictionary of metrics allows gaps between the parts, or they were timed separately.
     """
     for name, table in tables.items():
         kind, table = EXPERIMENTS[name], select(table, status="ok")
@@ -52,7 +52,7 @@ def parts_add_up(tables: Mapping[str, DataFrame]) -> Evidence:
                 yield Case(name_row(name, row), wrong, found)
 
 
-@check("{n} cells, to the digits that are kept")
+@check("{n} cells, up to rounding")
 def each_step_is_the_sum_of_its_phases(tables: Mapping[str, DataFrame]) -> Evidence:
     """Each sample of a step is the sum of its phases' samples.
 

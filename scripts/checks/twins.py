@@ -1,4 +1,4 @@
-"""Self-checks of cells that resemble each other more than two measurements do."""
+"""Self-checks of cells that are more alike than two measurements can be."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from scripts.checks import Case, Evidence, check
 from scripts.views.cells import in_words, side_by_side
 
 APART = 0.006
-"""Two cells that differ in what follows are suspect where all their times agree within this share."""
+"""Two cells that differ in one of the following are suspect if all their times agree within this share."""
 SETS_APART = ("compiled", "compiled_call", "implementation", "attention", "context", "sequence", "megabytes")
 
 
@@ -22,13 +22,12 @@ SETS_APART = ("compiled", "compiled_call", "implementation", "attention", "conte
 def no_two_times_identical(tables: Mapping[str, DataFrame]) -> Evidence:
     """No two times of a kind are identical to the last digit.
 
-    Two cells with the same time were not both measured, whatever was timed. A GPU's clock ticks: of the same work timed
-    a few times, two means may be equal, but hardly the spreads as well.
+    If two cells have the same time, one of them was not measured. A GPU's clock is discrete: if the same computation is
+    timed a few times, two means may be equal, but hardly their spreads as well.
     """
     for experiment, table in tables.items():
         kind = EXPERIMENTS[experiment]
-        # Left out are rows that details tell apart, and what the device's clock says of one step: a few kernels do take
-        # equally long by it.
+        # Rows distinguished by details are omitted, and device times of one step: a few kernels do take equally long.
         by_host = table["unit"].isin(list(SECONDS)) & ~table["metric"].str.endswith("_busy")
         means, spreads = (side_by_side(table[by_host], kind, column) for column in ("mean", "std"))
         for metric in means:
@@ -41,7 +40,9 @@ def no_two_times_identical(tables: Mapping[str, DataFrame]) -> Evidence:
 
 @check("{n} pairs; the closest differ by {least:.1%}", "there are no two such cells")
 def no_two_cells_alike(tables: Mapping[str, DataFrame]) -> Evidence:
-    """Cells of the same kernels, apart in implementation, compilation or length, differ by {APART:.1%} in some time."""
+    """Cells of the same kernels that differ in implementation, compilation or length differ by {APART:.1%} in some
+    time.
+    """
     for experiment, table in tables.items():
         kind = EXPERIMENTS[experiment]
         times = side_by_side(table[table["unit"] == "ms"], kind, "median")
@@ -52,7 +53,7 @@ def no_two_cells_alike(tables: Mapping[str, DataFrame]) -> Evidence:
             for _, group in times.groupby([name for name in keys if name != differs]):
                 cells, ran = group.to_numpy(), kernels.reindex(group.index, fill_value="").to_numpy(dtype=str)
                 ones, others = numpy.triu_indices(len(cells), 1)
-                # Where two libraries are equally fast, the kernels that ran tell them apart.
+                # If two libraries are equally fast, the kernels that ran distinguish them.
                 same = ran[ones] == ran[others]
                 ones, others = ones[same], others[same]
                 differences = largest_differences(cells[ones], cells[others])
@@ -63,7 +64,7 @@ def no_two_cells_alike(tables: Mapping[str, DataFrame]) -> Evidence:
 
 
 def kernels_of(table: DataFrame, keys: list[str]) -> "Series[str]":
-    """The kernels that each cell ran, by its parameters, where its rows name them."""
+    """The kernels of each cell, by its parameters, if its rows name them."""
     if "kernels" not in table:
         return Series(dtype=str)
     named = table[table["kernels"] != ""]
@@ -71,6 +72,8 @@ def kernels_of(table: DataFrame, keys: list[str]) -> "Series[str]":
 
 
 def largest_differences(firsts: NDArray[numpy.float64], seconds: NDArray[numpy.float64]) -> NDArray[numpy.float64]:
-    """The largest relative difference of each two cells' times; those that one of them lacks are NaN, and left out."""
+    """The largest relative difference between the times of each pair of cells; times missing from one of them are NaN,
+    and omitted.
+    """
     with numpy.errstate(divide="ignore", invalid="ignore"):
         return numpy.fmax.reduce(numpy.abs(firsts / seconds - 1), axis=1, initial=numpy.nan)

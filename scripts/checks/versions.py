@@ -1,4 +1,4 @@
-"""Self-checks of what the rows of an experiment were measured with."""
+"""Self-checks of the machines and versions of an experiment's rows."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ ONE_EACH = (
     *("torch", "torch_files", "triton", "cuda", "cudnn", "driver", "flash_attn", "python"),
     *("cpu", "gpu_memory", "seed"),
 )
-"""Columns that rows which are compared with each other must share."""
+"""Columns that must be equal in rows that are compared."""
 ALL_OF_THEM = ", ".join(ONE_EACH)
 PACKAGES = {contender.package for contender in Flash.contenders}
-"""Libraries that some implementations of attention need, and nothing else uses."""
+"""Libraries used only by some implementations of attention."""
 ORIGIN = [field.name for field in dataclasses.fields(Provenance) if field.name != "revisions"]
 
 
@@ -38,8 +38,8 @@ def one_machine(tables: Mapping[str, DataFrame]) -> Evidence:
 def one_version_each(tables: Mapping[str, DataFrame]) -> Evidence:
     """All rows of an experiment were measured with the same versions, processor and seed.
 
-    What earlier code did not ask for has no version, which contradicts none. The version of a library that one
-    implementation needs counts in its rows, among those that a table compares.
+    Libraries that earlier code did not query have no version, which is accepted. The version of a library that only one
+    implementation needs is compared only in its rows.
     """
     for name, table in measured(tables).items():
         differing = []
@@ -59,9 +59,10 @@ def measured(tables: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
 
 
 def compared_rows(name: str, column: str, table: DataFrame) -> list[DataFrame]:
-    """The rows of an experiment that must have one version, in groups: all, or of the contenders that need a library.
+    """The rows of an experiment that must have the same version, in groups: all rows, or those of the contenders that
+    need a library.
 
-    Where others alone are measured, it need not be installed.
+    If only others are measured, it need not be installed.
     """
     if column not in PACKAGES:
         return [table]
@@ -76,7 +77,7 @@ def compared_rows(name: str, column: str, table: DataFrame) -> list[DataFrame]:
 def cells_have_one_origin(tables: Mapping[str, DataFrame]) -> Evidence:
     """All rows of a cell are of one job.
 
-    They share whatever a job's rows share; each contender has revisions of its own.
+    They share the columns that a job's rows share; each contender has its own revisions.
     """
     for name, table in tables.items():
         keys = parameters(EXPERIMENTS[name])

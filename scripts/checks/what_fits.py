@@ -14,7 +14,7 @@ from scripts.views.cells import in_words
 from scripts.views.what_fits import PREDICTED, judged, predictions
 
 FAR = 0.04
-"""The most by which any peak may differ: of models so small that the allocator's blocks matter."""
+"""Largest difference of any peak: for models so small that the allocator's blocks matter."""
 SHARE = 0.95
 """Share of the peaks within MEMORY_WITHIN."""
 ON_GPUS = "peak memory is counted on GPUs only"
@@ -25,7 +25,7 @@ def found(tables: Mapping[str, DataFrame]) -> DataFrame:
     return predictions(tables)
 
 
-@check("{n} steps; {most:.1%} at most", ON_GPUS)
+@check("{n} steps; at most {most:.1%}", ON_GPUS)
 def memory_is_predicted(found: DataFrame) -> Evidence:
     """A step's peak memory is predicted within {FAR:.0%}, and {SHARE:.0%} of the steps' within {MEMORY_WITHIN:.0%}."""
     rows = judged(found, "memory")
@@ -36,11 +36,11 @@ def memory_is_predicted(found: DataFrame) -> Evidence:
         yield Case(row["cell"], error > FAR or (error > MEMORY_WITHIN and share < SHARE), said, error)
 
 
-@check("{n} steps; {most:.1%} at most", "no device-bound step of a GPU with listed rates was timed")
+@check("{n} steps; at most {most:.1%}", "no device-bound step of a GPU with listed rates was timed")
 def time_is_predicted(found: DataFrame) -> Evidence:
     """A device-bound step's time is predicted within {TIME_WITHIN:.0%}, or {ELSEWHERE:.0%} on a GPU without record.
 
-    HONEST more is allowed, by which a run may be slower or faster than the recorded ones.
+    HONEST is added, because a run may be slower or faster than the recorded ones.
     """
     for _, row in judged(found, "time").iterrows():
         error = float(abs(row["time_error"]))
@@ -51,7 +51,9 @@ def time_is_predicted(found: DataFrame) -> Evidence:
 
 @check("{n} cells", "no step was measured on a GPU")
 def what_ran_fits(tables: Mapping[str, DataFrame], found: DataFrame) -> Evidence:
-    """No step that ran is predicted not to fit into the GPU's memory, and none that ran out of memory to fit."""
+    """No step that ran is predicted to exceed the GPU's memory, and no step that ran out of memory is predicted to
+    fit.
+    """
     for _, row in found.iterrows():
         wrong = outcome(row["setting"], row["gpu_memory"]) == "does not fit"
         yield Case(row["cell"], wrong, "it ran")

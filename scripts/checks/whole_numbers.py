@@ -1,4 +1,4 @@
-"""Self-checks of what is counted, not timed: bytes, launches, calls."""
+"""Self-checks of counts: bytes, launches, calls."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ BYTES = {"B": 1, "MiB": MIB}
 
 @check("{n} numbers")
 def counts_are_whole(tables: Mapping[str, DataFrame]) -> Evidence:
-    """Memory is a whole number of bytes, and so is every count a whole number."""
+    """Memory is a whole number of bytes, and every count is a whole number."""
     for name, table in tables.items():
         once = table[(table["status"] == "ok") & (table["n"] == 1)]
         counts = [metric for metric, of in metrics_of(EXPERIMENTS[name]).items() if of.counts]
