@@ -34,7 +34,7 @@ def answers(tables: Tables) -> Found:
     """The section's answers."""
     steps = most_complete(steady(step_table(tables["end_to_end"])))
     pairs = precision_pairs(select(steps, compiled=False, attention="plain"))
-    # What is compared: the device's time, on a CPU the step's.
+    # The device's time is compared; on a CPU, the step's.
     on_gpu = bool(measured_gpu({"": tables["end_to_end"]}))
     pairs["shown"] = pairs["device_gain" if on_gpu else "gain"]
     here = select(pairs, context=reference_context(pairs))
@@ -65,9 +65,9 @@ def seen(table: DataFrame, way: str) -> dict[str, str]:
 
 
 def precision_pairs(steps: DataFrame) -> DataFrame:
-    """One row per cell measured in both precisions, small to large, with the columns of either step behind its name.
+    """One row per cell measured in both precisions, small to large, with the columns of each step prefixed by its name.
 
-    Added: `gain`, the time of BOTH in fp32 over that in bf16; `device_gain`, the same of the device's time, NaN on a
+    Added: `gain`, the time of BOTH in fp32 over that in bf16; `device_gain`, the same for the device's time, NaN on a
     CPU; `host_bound`, whether either step is.
     """
     cell = [*(name for name in parameters(EndToEnd) if name != "precision"), "label"]
@@ -109,7 +109,7 @@ def dtypes(table: DataFrame) -> Answer:
 
 
 def norm(table: DataFrame) -> Answer:
-    """Sub-question (b): what in layer normalization is sensitive."""
+    """Sub-question (b): the sensitive parts of layer normalization."""
     facts = Facts(raised=seen(table, "fp16")["norm_output"].strip("–"))
     return Answer(
         asked="(b) Layer normalization",
@@ -120,7 +120,7 @@ def norm(table: DataFrame) -> Answer:
 
 
 def speed_answer(pairs: DataFrame, here: DataFrame, profile: DataFrame, *, on_gpu: bool) -> Answer:
-    """Sub-question (c): what bf16 gains by size, and why."""
+    """Sub-question (c): the gain from bf16 by size, and its cause."""
     if not len(here):
         return Answer("(c) Speed", missing="Not measured: no step ran in both precisions.")
     small, large = here.iloc[0], here.iloc[-1]
@@ -158,7 +158,7 @@ def speed_answer(pairs: DataFrame, here: DataFrame, profile: DataFrame, *, on_gp
 
 
 def by_context(pairs: DataFrame) -> Typst:
-    """The gain of one size at each context."""
+    """The gain for one size at each context."""
     told = pairs.dropna(subset="shown").sort_values("context")
     gains = [say("{row[shown]:times} ({row[context]})", row=row) for _, row in told.iterrows()]
     return say(

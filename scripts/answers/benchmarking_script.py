@@ -1,4 +1,4 @@
-"""Answers to `benchmarking_script`: step times, their spread, and what warm-up does."""
+"""Answers to `benchmarking_script`: step times, their spread, and the effect of warm-up."""
 
 from itertools import product
 from math import nan
@@ -29,7 +29,7 @@ from scripts.views.steps import most_complete, steady, step_table, utilization
 from scripts.views.verdicts import RULE
 
 NOTICEABLE = 0.05
-"""A first timed step that exceeds every other step of its run by a larger share than this is still different."""
+"""A first timed step counts as different if it exceeds every other step of its run by more than this share."""
 TIMES: Columns = {
     "": {"size": "{shown}", "weights / M": "{weights:,.0f}", "precision": "{precision}"},
     "mean ± std / ms": {name: f"{{{name}}}" for name in ("inference", "forward", "backward")}
@@ -191,7 +191,7 @@ def different(step: Series) -> bool:
 def times_table(table: DataFrame, eager: DataFrame, reference: int | None) -> Table:
     """Mean ± std of each phase, the device's share and the utilization of the whole step, by size and precision.
 
-    Of a size that was not tried at the reference context, the longest at which it was.
+    For a size not measured at the reference context, its longest context.
     """
     lines: list[dict[str, Any]] = []
     for size, precision in product(size_order(table), PRECISIONS):
@@ -218,7 +218,7 @@ def times_table(table: DataFrame, eager: DataFrame, reference: int | None) -> Ta
 
 
 def phase_statistics(rows: DataFrame, phase: str) -> tuple[float | None, float | None]:
-    """Mean and std of a phase, from the most complete kind of step that was measured."""
+    """Mean and std of a phase, from the most complete measured kind of step."""
     found = [mean_and_std(rows, phase, mode) for mode in ("train_step", "forward_backward", "forward")]
     return next((pair for pair in found if pair[0] is not None), (None, None))
 
@@ -230,7 +230,7 @@ def mean_and_std(rows: DataFrame, metric: str, mode: str) -> tuple[float | None,
 
 
 def warmup_table(cold: DataFrame) -> Table:
-    """Mean ± std of the timed steps, and what the first of them takes beyond the median, by warm-up steps."""
+    """Mean ± std of the timed steps, and the excess of the first one over the median, by warm-up steps."""
     warmups = sorted(cold["warmup"].unique())
     lines = cold.drop_duplicates("size")[["size", "label"]].set_index("size")
     for w in warmups:

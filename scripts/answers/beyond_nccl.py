@@ -1,4 +1,4 @@
-"""Answers to `beyond_nccl`: gradients that travel without the collectives' library, against PyTorch's best."""
+"""Answers to `beyond_nccl`: gradients sent without NCCL's kernels, against PyTorch's best."""
 
 from collections.abc import Sequence
 
@@ -37,7 +37,7 @@ def answers(tables: Tables) -> Found:
 
 
 def tiles(found: Found) -> list[Tile]:
-    """How much faster our step over copy engines is than PyTorch's best, in the cell that the section is about."""
+    """The speedup of our step over copy engines relative to PyTorch's best, in the section's cell."""
     asked = next(iter(found["against"]), None)
     if not found["gpu"] or asked is None or not asked.speed.faster:
         return []

@@ -44,11 +44,11 @@ def overall(batch: float, ranks: int = round(MESH.devices)) -> int:
 
 
 BATCHES = [1024, 4096, overall(MESH.least_batch(overlapped=True))]
-"""Tokens that memory is counted for; the last is the answer of (c)."""
+"""Numbers of tokens for which memory is counted; the last is the answer of (c)."""
 
 
 def memory() -> Answer:
-    """(a) The parts of the state, and what batches of several sizes save."""
+    """(a) The parts of the state, and the saved activations for several batch sizes."""
     rows = [
         (name, f"${FP32_BYTES * numbers} P$", FP32_BYTES * numbers * XXL.parameters) for name, numbers in STATES.items()
     ]
@@ -72,7 +72,7 @@ def memory() -> Answer:
 
 
 def readings(tokens: int) -> dict[tuple[str, str], Sharding]:
-    """(b) What the question can mean, in words and as a formula, for a batch of so many tokens."""
+    """(b) Possible readings of the question, in words and as formulas, for a batch of the given number of tokens."""
     narrow, wide = XXL.narrow_bytes * tokens, XXL.wide_bytes * tokens
     half = (narrow + wide) / 2
     rows = [
@@ -109,11 +109,11 @@ def sharded() -> Answer:
 
 
 def batch() -> Answer:
-    """(c) The least batch on the handout's mesh, and under other readings."""
+    """(c) The smallest batch on the handout's mesh, and under other readings."""
     one_way = replace(MESH, device=replace(TPU_V5P, bandwidth=TPU_V5P.bandwidth / 2))
     least = MESH.least_batch(overlapped=True)
     in_turn = MESH.least_batch(overlapped=False)
-    rows: list[tuple[Any, ...]] = [  # with the number of ranks where it is not that of devices
+    rows: list[tuple[Any, ...]] = [  # with the number of ranks if it differs from the number of devices
         ("both collectives at once, as assumed here", "$alpha \\/ (Y M_X)$", least),
         ("both in turn", "$alpha \\/ (Y M_X) dot 1 \\/ (1 - alpha Y \\/ (M_Y F))$", in_turn),
         ("batch per FSDP rank, of Y devices", "$alpha \\/ M_X$", least * MESH.tensor, round(MESH.fsdp)),
@@ -139,7 +139,7 @@ def batch() -> Answer:
 
 
 def tricks(split: Mesh) -> Answer:
-    """(d) What the least batch becomes."""
+    """(d) The smallest batch after each change."""
     pipeline = f"pipeline of Z = {STAGES} stages, each of X = {MESH.fsdp // STAGES}, Y = {MESH.tensor}"
     rows = [
         (f"X = {split.fsdp}, Y = {split.tensor}", "$alpha \\/ (Y M_X)$", split.least_batch(overlapped=True)),

@@ -28,7 +28,7 @@ SHARDED_STATE = "sharded_symmetric_memory"
 GRAPH = "compiled into one CUDA graph"
 """How data parallelism runs a compiled step on GPUs."""
 WORK = ["size", "context", "batch_size", "vocab_size"]
-"""The columns in which steps have to agree if their tokens are compared."""
+"""The columns that must be equal in steps whose tokens are compared."""
 CLIMB = (
     "With all improvements of @sec-training_ladder, a step of {top[label]} on one GPU goes from {begin[step]:ms} "
     "({begin[title]}) to {top[step]:ms}."
@@ -56,7 +56,7 @@ def answers(tables: Tables) -> Found:
 
 
 def compared_wrappers(rows: DataFrame) -> DataFrame:
-    """The contenders of data parallelism in one setting: a device-bound one, compiled and in bf16 if there is one."""
+    """The contenders of data parallelism in one setting: a device-bound setting, if possible compiled and in bf16."""
     told = device_bound(rows)
     if not len(told):
         return told
@@ -66,10 +66,10 @@ def compared_wrappers(rows: DataFrame) -> DataFrame:
 
 
 def step(row: Series, title: str, launch: str, ranks: int, busy: float, memory: float) -> dict[str, Any]:
-    """A training step in one setting: `busy` is ms of a device, `memory` MiB; NaN where it is not known.
+    """A training step in one setting: `busy` is a device's busy time in ms, `memory` is in MiB; NaN if unknown.
 
-    Added: `tokens` of all ranks per second; `told`, whether ratios may be formed from it: not on a processor, which
-    other programs share.
+    Added: `tokens` of all ranks per second; `told`, whether ratios may be formed from it: not on a CPU, which other
+    programs share.
     """
     return {
         **row,
@@ -86,7 +86,7 @@ def step(row: Series, title: str, launch: str, ranks: int, busy: float, memory: 
 
 
 def one_device(tables: Tables, work: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The steps of one device by itself that do this work: fp32, bf16, and compiled."""
+    """The steps of the same training on a single device: fp32, bf16, and compiled."""
     whole = {"mode": "train_step", "attention": "plain", **work}
     found = []
     for precision, title in (("fp32", "fp32"), ("bf16", "bf16 autocast")):
@@ -103,9 +103,9 @@ def one_device(tables: Tables, work: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def several_devices(wrappers: DataFrame) -> list[dict[str, Any]]:
-    """The step without communication, and the fastest one of ours with it for each number of ranks.
+    """The step without communication, and our fastest step with it for each number of ranks.
 
-    What a device works in a profiled step is taken for what it works in a timed one.
+    The device time of a profiled step is used for timed ones.
     """
     found: list[dict[str, Any]] = []
     for ranks in sorted(wrappers["processes"].unique()):
@@ -122,7 +122,7 @@ def several_devices(wrappers: DataFrame) -> list[dict[str, Any]]:
 
 
 def helped(steps: DataFrame, work: Series | None, one: Facts) -> Answer:
-    """The gain of each optimization along the chain, or, where there is none, of all rungs on one GPU."""
+    """The gain of each optimization along the chain, or, without a chain, of all rungs on one GPU."""
     told = steps[steps["told"]] if len(steps) else steps
     begin, best = first(told), last(told.sort_values("tokens", kind="stable") if len(told) else told)
     alone = last(select(told, ranks=1)[1:] if len(told) else told)
@@ -157,7 +157,7 @@ def helped(steps: DataFrame, work: Series | None, one: Facts) -> Answer:
 
 
 def one_gpu(table: DataFrame) -> Facts:
-    """The first and the fastest rung of the largest model on one GPU, and what saves most there."""
+    """The first and the fastest rung of the largest model on one GPU, and the rung that saves most."""
     rungs = rung_table(table)
     found = ends(rungs[rungs["gpu"] != ""])
     if not found:
@@ -174,7 +174,7 @@ def one_gpu(table: DataFrame) -> Facts:
 
 
 def state_sharded(table: DataFrame) -> Typst:
-    """What sharding the optimizer's state saves where it is not slower, in the first device-bound cell."""
+    """The saving from sharding the optimizer's state, if it is not slower, in the first device-bound cell."""
     found = duels(contenders(OptimizerSharding, table), [SHARDED_STATE], [UNSHARDED])
     if not found or found[0].speed.faster is False:
         return NOTHING

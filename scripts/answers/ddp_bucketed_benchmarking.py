@@ -1,4 +1,4 @@
-"""Answers to `ddp_bucketed_benchmarking`: bucket sizes, and what the model says of them."""
+"""Answers to `ddp_bucketed_benchmarking`: bucket sizes, measured and by the model."""
 
 from dataclasses import replace
 from math import nan
@@ -41,7 +41,7 @@ def best_of(sizes: DataFrame) -> Series:
 def in_between(sizes: DataFrame) -> bool | None:
     """Whether a size in between is faster than the smallest and the largest; None if that cannot be decided.
 
-    Of sizes that make equally many calls, only the first counts: they are the same program.
+    Sizes that make equally many calls are the same program; only the first counts.
     """
     programs = sizes.drop_duplicates("messages") if sizes["messages"].notna().all() else sizes
     if len(programs) < 3:
@@ -93,7 +93,7 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
 
 
 def same_calls(sizes: DataFrame) -> Typst:
-    """How many calls each size makes."""
+    """The number of calls of each size."""
     calls = [
         say("{calls:whole} ({sizes:listing} MB)", calls=calls, sizes=list(same["bucket_mb"]))
         for calls, same in sizes.dropna(subset="messages").groupby("messages", sort=False)
@@ -129,7 +129,7 @@ def model(all_reduce: DataFrame, rows: DataFrame) -> Answer:
 
 
 def by_model(best: Series, model: BucketedReduction) -> dict[str, Any]:
-    """A cell's best size, with what the model says without and with the backward pass's time, and its constants."""
+    """A cell's best size, the model's predictions without and with the backward pass's time, and its constants."""
     assumed = replace(model, backward_seconds=None)
     line = {"size": assumed.best_bucket_size / 1e6, "left": 1e3 * assumed.least_overhead}
     line |= dict.fromkeys(("backward", "known_size", "known_left"), nan)

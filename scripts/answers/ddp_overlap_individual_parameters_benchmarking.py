@@ -11,7 +11,7 @@ from scripts.views.verdicts import against
 
 WRAPPERS = {"naive": ["naive"], "flat": ["flat"], "overlapped": ["overlapped"]}
 SLOWER = 1.01
-"""Compute that takes longer by a larger ratio is slowed down."""
+"""Compute counts as slowed down if it takes longer by a larger ratio."""
 
 
 def answers(tables: Tables) -> Found:
@@ -21,7 +21,7 @@ def answers(tables: Tables) -> Found:
 
 
 def time(table: DataFrame, rows: DataFrame) -> Answer:
-    """Sub-question (a): the step against the two before."""
+    """Sub-question (a): the step against the previous two."""
     found = duels(rows, ["overlapped"], ["flat"])
     if not found:
         return Answer("(a) Step time", missing=why_untold(table, rows))
@@ -45,7 +45,7 @@ def time(table: DataFrame, rows: DataFrame) -> Answer:
 
 
 def traces(table: DataFrame, rows: DataFrame) -> Answer:
-    """Sub-question (b): what the drawn steps hide of their communication."""
+    """Sub-question (b): the hidden share of communication in the drawn steps."""
     facts = Facts(**{name: fastest(traced_cell(rows), names) for name, names in WRAPPERS.items()})
     return Answer(
         asked="(b) Traces",

@@ -38,7 +38,7 @@ def answers(tables: Tables) -> Found:
 
 
 def times(cells: DataFrame, gpu: str) -> Answer:
-    """How long an all-reduce takes, and who is faster."""
+    """The time of an all-reduce, and the faster backend."""
     largest = cells.sort_values(["processes", "megabytes"], ascending=[True, False])
     nccl, gloo = (first(select(largest, backend=backend)) for backend in BACKENDS)
     quoted = gloo if nccl is None else nccl
@@ -77,7 +77,7 @@ def times(cells: DataFrame, gpu: str) -> Answer:
 
 
 def interaction(cells: DataFrame, fits: Lines) -> Answer:
-    """How size, backend and number of processes act together."""
+    """How size, backend and number of processes interact."""
     found = fits_of(fits)
     few = first(found)
     sizes = select(cells, backend=next(iter(fits), ("",))[0])["size"]
@@ -129,7 +129,8 @@ def fits_of(fits: Lines) -> DataFrame:
 
 
 def growth(cells: DataFrame, fits: Lines) -> Typst:
-    """The time of the most processes over that of the fewest, at the smallest and the largest size measured with both.
+    """The time with the most processes over the time with the fewest, at the smallest and the largest size measured
+    with both.
 
     Each process of a ring sends 2 (n - 1) / n times the message, whatever it shares the link with.
     """

@@ -1,4 +1,4 @@
-"""Answers to `flash_forward`: how the kernels compute, and what their fp32 costs; no measurement."""
+"""Answers to `flash_forward`: how the kernels compute, and the cost of fp32; no measurement."""
 
 from scripts.rendering.answer import Answer, Facts, Found, Tables
 from scripts.views.attention_calls import gain_of_products

@@ -46,10 +46,10 @@ STATES = 4
 
 
 def answers(tables: Tables) -> Found:
-    """The section's answers, its set-up, and the verdict against PyTorch's."""
+    """The section's answers, its setup, and the verdict against PyTorch's."""
     table = tables["fsdp"]
     rows = contenders(FullyShardedTraining, table)
-    # Synchronization is NaN where there is none apart from the pass.
+    # Synchronization is NaN if it is not separate from the pass.
     rows = rows.assign(after_forward=rows[["backward", "synchronization"]].sum(axis=1, min_count=1))
     found = against_pytorch(rows)
     return {
@@ -81,13 +81,13 @@ def against_pytorch(rows: DataFrame) -> list[Duel]:
 
 
 def fewest_ranks(rows: DataFrame) -> DataFrame:
-    """The device-bound cells, or, where there are none, all, with the fewest ranks."""
+    """The device-bound cells with the fewest ranks, or, if there are none, all cells with the fewest ranks."""
     told = device_bound(rows) if len(device_bound(rows)) else rows
     return told[told["processes"] == told["processes"].min()]
 
 
 def pytorch(table: DataFrame, rows: DataFrame, found: list[Duel]) -> Answer:
-    """Whose step is shorter for the largest model, and the steps of every cell with the fewest ranks."""
+    """Which step is shorter for the largest model, and the steps of every cell with the fewest ranks."""
     if not found:
         return Answer("Against fully_shard", missing=why_untold(table, rows))
     asked, shown = found[0], fewest_ranks(rows)
@@ -153,7 +153,7 @@ def whole(table: DataFrame, rows: DataFrame) -> Answer:
 
 
 def hidden(table: DataFrame, rows: DataFrame) -> Answer:
-    """How much of the collectives overlaps with compute in a device-bound profiled step."""
+    """The share of the collectives that overlaps with compute in a device-bound profiled step."""
     cell = traced_cell(device_bound(rows))
     own = fastest(cell[cell["gather"].notna()], OURS)
     profiled = rows[rows["gather"] > 0]

@@ -1,4 +1,6 @@
-"""Answers to `fsdp_accounting`: what sharding saves, and whether weights arrive in time, expected and measured."""
+"""Answers to `fsdp_accounting`: the memory saved by sharding, and whether weights arrive in time, expected and
+measured.
+"""
 
 from numpy import nan
 from pandas import DataFrame, Series
@@ -35,7 +37,7 @@ WAITING: Columns = {
 
 
 def answers(tables: Tables) -> Found:
-    """The section's answers, and how many units pass through whole."""
+    """The section's answers, and the number of units that are gathered at a time."""
     table = tables["fsdp"]
     rows = contenders(FullyShardedTraining, table)
     return {
@@ -47,7 +49,7 @@ def answers(tables: Tables) -> Found:
 
 
 def expected(row: Series) -> dict[str, float]:
-    """The closed forms of a contender's memory, bytes; none is known of the reader's own."""
+    """The closed forms of a contender's memory, bytes; there are none for a user's own."""
     if row["family"] == OWN:
         return dict.fromkeys(("kept", "passing", "expected_peak"), nan)
     use = peak(contender_step(FullyShardedTraining, row))
@@ -60,7 +62,9 @@ def expected(row: Series) -> dict[str, float]:
 
 
 def saving(table: DataFrame, rows: DataFrame) -> Answer:
-    """(a) What sharding saves between steps and at the peak, in the first fp32 cell: there activations are the same."""
+    """(a) The memory saved by sharding between steps and at the peak, in the first fp32 cell: there, activations are
+    equal.
+    """
     kept = rows[rows["contender"].isin([BASELINE, *SHARDED]) | (rows["family"] == OWN)]
     if not len(kept):
         return Answer("(a) Memory saved", missing=missing(table))
@@ -72,7 +76,7 @@ def saving(table: DataFrame, rows: DataFrame) -> Answer:
     whole, own = fastest(cell, [BASELINE]), fastest(cell, OURS)
     columns = {f"{group} / {unit}": forms for group, forms in MEMORY.items()}
     facts = Facts(whole=whole, own=own)
-    # Of a tiny model, the units that pass through whole outweigh what is sharded.
+    # In a tiny model, the gathered units outweigh what is sharded.
     peak = facts.say(f"{{whole[expected_peak] - own[expected_peak]:{unit}}}") or "nothing"
     return Answer(
         asked="(a) Memory saved",
@@ -95,7 +99,7 @@ def saving(table: DataFrame, rows: DataFrame) -> Answer:
 
 
 def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> Answer:
-    """(b) Whether weights are there when their block's turn comes, in the first device-bound cell that was profiled."""
+    """(b) Whether weights arrive before their block begins, in the first profiled device-bound cell."""
     passes = rows[rows["contender"].isin(SHARDED) & rows["forward_length"].notna()]
     told = device_bound(passes)
     own = fastest(first_cell(told), OURS)

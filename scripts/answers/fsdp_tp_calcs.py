@@ -21,7 +21,9 @@ STRATEGIES = [
         ]
     ),
 ]
-"""Strategy, pass; N times the FLOPs and the bytes sent per device; the most devices as a formula and in the example."""
+"""Strategy, pass; N times the FLOPs and the bytes sent per device; the maximum number of devices as a formula and in
+the example.
+"""
 
 answers = limits(
     "With overlap, the limits multiply: $N <= (1 + a)(1 + c)$, {at_once} devices in the example.",

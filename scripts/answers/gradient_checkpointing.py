@@ -1,4 +1,4 @@
-"""Answers to `gradient_checkpointing`: the strategy of least memory, and the best segment length by measurement."""
+"""Answers to `gradient_checkpointing`: the strategy that needs least memory, and the best measured segment length."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ from scripts.views.strategies import sketch, strategies_table
 from scripts.views.units import GIB
 
 HANDOUT_LAYERS = SIZES["2.7B"].num_layers
-"""Of the handout's model, which strategies are counted for where no model was measured."""
+"""Of the handout's model, which is used for the strategies if no model was measured."""
 METRICS = {"peak": ("peak_memory", "mean"), "step": ("step", "median")}
 
 
@@ -40,7 +40,7 @@ def segments(table: DataFrame) -> DataFrame:
 
 
 def bests(found: DataFrame) -> list[dict[str, Any]]:
-    """For each attention the segment of least measured peak, its neighbours, and what it saves and costs."""
+    """For each attention the segment length with the lowest measured peak, its neighbours, its saving and its cost."""
     cases = []
     for attention, rows in found.groupby("attention", sort=False):
         lengths = rows[(rows["segment"] > 0) & rows["peak"].notna()].sort_values("segment")
@@ -56,7 +56,7 @@ def bests(found: DataFrame) -> list[dict[str, Any]]:
 
 
 def strategy(found: DataFrame) -> Answer:
-    """Sub-question (a): the strategy of least memory, by closed forms."""
+    """Sub-question (a): the strategy that needs least memory, by closed forms."""
     blocks = {row["attention"]: block_of(row) for _, row in found.drop_duplicates("attention").iterrows()}
     layers = next((block.shape.num_layers for block in blocks.values()), HANDOUT_LAYERS)
     name, block = next(iter(blocks.items()), ("", None))

@@ -1,4 +1,4 @@
-"""Answers to `host_costs`: launches, the time they take, and where the device waits for them."""
+"""Answers to `host_costs`: launches, their time, and where the device waits for them."""
 
 from pandas import DataFrame
 
@@ -40,7 +40,7 @@ def answers(tables: Tables) -> Found:
 
 
 def launches(steps: DataFrame, missing: str) -> Answer:
-    """How many launches a step has, and what each takes."""
+    """The number of launches in a step, and the time of each."""
     eager = select(steps, compiled=False)
     bound = eager["host_bound"].astype(bool)
     slow, fast = eager[bound], eager[~bound]
@@ -78,7 +78,7 @@ def launches(steps: DataFrame, missing: str) -> Answer:
 
 
 def both_ways(steps: DataFrame) -> DataFrame:
-    """One row per size, the columns of its eager and of its compiled step behind each other's names."""
+    """One row per size, the columns of its eager and its compiled step, prefixed by their names."""
     steps = steps.assign(star=steps["host_bound"].map({True: " *", False: ""})).set_index("size")
     halves = [
         select(steps, compiled=compiled).add_suffix(f" {way}")
@@ -119,7 +119,7 @@ def processes(same: DataFrame) -> Answer:
 
 
 def graph(steps: DataFrame, data_parallel: DataFrame, missing: str) -> Answer:
-    """The launches that compiling and a CUDA graph save."""
+    """The launches saved by compiling and by a CUDA graph."""
     keys = ["label", "context", "precision"]
     both = select(steps, compiled=False).merge(select(steps, compiled=True), on=keys, suffixes=("", "_compiled"))
     size, costs = host_table(data_parallel)

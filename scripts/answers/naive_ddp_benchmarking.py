@@ -25,7 +25,7 @@ COLUMNS: Columns = {
     "idle": "{idle:cut}",
 }
 IDLE = 1.0
-"""Milliseconds from which on idle time is worth a sentence."""
+"""Idle time that is mentioned, at least, in ms."""
 
 
 def answers(tables: Tables) -> Found:
@@ -35,7 +35,7 @@ def answers(tables: Tables) -> Found:
 
 
 def share(tables: Tables, table: DataFrame, rows: DataFrame) -> Answer:
-    """Time per step, the share of it that goes into communicating gradients, and where it goes in the asked cell."""
+    """Time per step, its share spent on communicating gradients, and its parts in the requested cell."""
     steps = [with_line(tables["all_reduce"], duel.first) for duel in duels(rows, ["naive"], [BASELINE])]
     if not steps:
         return Answer("Step time and share", missing=why_untold(table, rows))
@@ -88,9 +88,10 @@ def share(tables: Tables, table: DataFrame, rows: DataFrame) -> Answer:
 
 
 def with_line(all_reduce: DataFrame, row: Series) -> dict[str, Any]:
-    """A row with `percent`, the exposed share, and the ms that the line of all-reduces gives for its step.
+    """A row with `percent`, the exposed share, and the ms that the fitted line of all-reduces predicts for its step:
+    `alone` for all its calls and bytes, `calls` for the overhead; NaN if unknown.
 
-    `alone` is for all its calls and bytes, `calls` the overhead; NaN if not known.
+
     """
     line = fitted_line(all_reduce, row)
     calls = 1e3 * line.overhead * row["messages"] if line else nan

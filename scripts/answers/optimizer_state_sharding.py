@@ -14,7 +14,7 @@ def answers(tables: Tables) -> Found:
     """The section's answer, and the size of buckets."""
     table = tables["optimizer_sharding"]
     rows = select(memory(table), moment=AFTER_UPDATE)
-    rows = rows[rows["whole_state"] > 0]  # a lost one is none
+    rows = rows[rows["whole_state"] > 0]  # a lost one does not count
     # The precision makes no difference: state is fp32.
     rows = rows.drop_duplicates(["size", "context", "processes", "contender"])
     sharded = rows[rows["contender"] != UNSHARDED]

@@ -37,7 +37,7 @@ FORMULAS = {
     "ZeRO-1": ("$8 P + 8 P \\/ N$", "$2 r dot 4 P$"),
     "ZeRO-2": ("$4 P + 12 P \\/ N$", "$2 r dot 4 P$"),
 }
-"""Bytes of a rank's training state, and what it sends in a step; step counters, a few bytes, are left out."""
+"""Bytes of a rank's training state, and the bytes it sends in a step, without step counters (a few bytes)."""
 HANDOUT, PEERS, GRADIENTS = "sharded", "sharded_symmetric_memory", "sharded_gradients"
 """The handout's scheme, the same over symmetric memory, and with sharded gradients."""
 RATIO = {"× unsharded": "{ratio:.3f}"}
@@ -71,7 +71,7 @@ def answers(tables: Tables) -> Found:
 
 
 def memory_answer(table: DataFrame) -> Answer:
-    """(a) What is in use around the update, and at the peak."""
+    """(a) Memory in use around the update, and at the peak."""
     rows = memory(table)
     unit, size = memory_unit(MIB * rows["total"].max())
     found = with_moments(rows)
@@ -128,7 +128,7 @@ def with_moments(rows: DataFrame) -> DataFrame:
 
 
 def time_answer(table: DataFrame, rows: DataFrame) -> Answer:
-    """(b) The step with and without, in the cell that the question asks for."""
+    """(b) The step with and without sharding, in the requested cell."""
     told = device_bound(rows)
     asked = first_cell(told if len(told) else rows)
     whole, own, peers = (one(asked, contender=name) for name in (UNSHARDED, HANDOUT, PEERS))

@@ -38,7 +38,7 @@ def plain_cells(table: DataFrame) -> DataFrame:
 
 
 def times(table: DataFrame, cells: DataFrame) -> Answer:
-    """How long its passes take, and where they run out of memory."""
+    """The times of its passes, and where they run out of memory."""
     lost = first(table[table["status"] == "oom"].sort_values(["sequence", "d"]))
     bound = cells.groupby("sequence")["host_bound"].mean() > 0.5
     longest = select(cells, sequence=cells["sequence"].max())
@@ -110,7 +110,7 @@ def memory(table: DataFrame, cells: DataFrame) -> Answer:
 
 
 def closed_form(cell: Series) -> float:
-    """MiB that a cell keeps for its backward pass."""
+    """MiB kept by a cell for its backward pass."""
     return plain_bytes_before_backward(int(cell["batch_size"]), int(cell["sequence"]), int(cell["d"])) / MIB
 
 

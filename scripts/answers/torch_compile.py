@@ -67,7 +67,7 @@ def attention(table: DataFrame) -> Answer:
 
 
 def model(table: DataFrame) -> Answer:
-    """(b) The whole model's training step, eager next to compiled, and when compiling has paid."""
+    """(b) The whole model's training step, eager next to compiled, and when compiling pays off."""
     rows = select(table, attention="plain", mode="train_step", cold_start=False)
     tried = select(rows, compiled=True)
     if not len(tried):
@@ -104,7 +104,7 @@ def model(table: DataFrame) -> Answer:
 
 
 def both_ways(rows: DataFrame, tried: DataFrame) -> DataFrame:
-    """One row per cell that was tried compiled, with both steps' columns, or the reason why one is missing."""
+    """One row per cell that was run compiled, with both steps' columns, or the reason why one is missing."""
     steps = step_table(rows)
     lines: list[dict[str, Any]] = []
     for size, precision in product(size_order(tried), PRECISIONS):
@@ -130,7 +130,7 @@ def both_ways(rows: DataFrame, tried: DataFrame) -> DataFrame:
 
 
 def work_sentence(pairs: DataFrame) -> Typst:
-    """By how much compiling cuts what the device does, which the host has no part in."""
+    """How much compiling reduces the device's time, which does not depend on the host."""
     gains = [
         say("{gain:times} in {name}", gain=select(pairs, precision=name)["work"].median(), name=name)
         for name in reversed(PRECISIONS)
@@ -139,7 +139,7 @@ def work_sentence(pairs: DataFrame) -> Typst:
 
 
 def step_sentence(told: DataFrame, cells: int) -> Typst:
-    """The gain of the step itself, where it is decided."""
+    """The gain of the whole step, if it is decided."""
     if not cells:
         return say("No step was timed both eager and compiled.")
     gain = told["gain"].median()
@@ -155,11 +155,11 @@ def step_sentence(told: DataFrame, cells: int) -> Typst:
 
 
 def compile_seconds(step: Series) -> float | None:
-    """The cost of compiling: the warm-up beyond the time that as many settled steps take, seconds."""
+    """The cost of compiling: the warm-up minus the time of as many steady steps, seconds."""
     warmup = step["warmup_seconds"]
     return max(0.0, warmup - step["warmup"] * step["step"] / 1e3) if measured(warmup) else None
 
 
 def steps_to_pay(cost: float | None, eager: float, compiled: float) -> int | None:
-    """After how many steps, of so many ms each, compiling has saved the seconds that it costs; None: never."""
+    """The number of steps, of the given ms each, after which compiling has saved its cost in seconds; None: never."""
     return math.ceil(1e3 * cost / (eager - compiled)) if cost is not None and compiled < eager else None

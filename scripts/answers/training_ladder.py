@@ -1,4 +1,6 @@
-"""Answers to `training_ladder`: how fast a model trains here, what brings it there, and what its parts take alone."""
+"""Answers to `training_ladder`: how fast a model trains here, which optimizations matter, and the time of its parts
+alone.
+"""
 
 from math import nan
 from typing import Any
@@ -253,7 +255,7 @@ def published(best: Series | None) -> Captioned:
 
 
 def in_fp8(rungs: DataFrame, best: Series) -> Typst:
-    """The time in FP8, which is apart from the ladder, next to the fastest step of a cell."""
+    """The time in FP8, which is not on the ladder, next to the fastest step of a cell."""
     return say(
         "FP8 (less exact, not part of the ladder) takes {row[step]:ms} for {row[label]} with {row[batch_size]} × "
         "{row[context]} tokens, against {best[step]:ms}.",
@@ -264,7 +266,7 @@ def in_fp8(rungs: DataFrame, best: Series) -> Typst:
 
 
 def memory(rungs: DataFrame) -> Answer:
-    """The memory and the time of blocks that are computed again, next to the fastest step."""
+    """The memory and the time of recomputed blocks, next to the fastest step."""
     found = recomputed_table(rungs)
     most = last(found.dropna(subset="saved").sort_values("saved"))
     return Answer(
@@ -311,7 +313,7 @@ def several(table: DataFrame) -> Answer:
 
 
 def advice(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer:
-    """The first rungs to climb, by what each rung saves of the step before it, next to its closed form."""
+    """The most useful rungs, by their saving over the previous step, next to the closed form."""
     ladder = found[-1] if found else None
     order = [] if ladder is None else [row for _, row in worth_doing(table, ladder).iterrows()]
     gains = [gain_table(table, ladder).assign(label=ladder["label"].iloc[0]) for ladder in found]
@@ -355,7 +357,7 @@ def advice(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer
 
 
 def instead_of_the_compiler(ladder: DataFrame) -> Typst:
-    """Fused passes against the compiler, whose place they take."""
+    """Fused passes against the compiler, which they replace."""
     fused, compiled = one(ladder, rung="fused"), one(ladder, rung="compiled")
     if fused is None or compiled is None:
         return NOTHING
@@ -365,7 +367,7 @@ def instead_of_the_compiler(ladder: DataFrame) -> Typst:
 
 
 def left_out(rungs: DataFrame, found: list[DataFrame]) -> list[Any]:
-    """The cost of the last rung without each of the others, where it is decided, for the largest model."""
+    """The cost of leaving out each of the other rungs from the last one, if it is decided, for the largest model."""
     if not found:
         return []
     first = found[-1].iloc[0]
@@ -381,7 +383,7 @@ def left_out(rungs: DataFrame, found: list[DataFrame]) -> list[Any]:
 
 
 def learning(table: DataFrame) -> Answer:
-    """Whether the rungs learn as fp32 does."""
+    """Whether the rungs learn like fp32."""
     found = losses(table)
     exact, others = one(found, rung=FIRST.name), found[~found["rung"].isin([FIRST.name, "fp8"])]
     alike = None
@@ -424,6 +426,6 @@ def learning(table: DataFrame) -> Answer:
 
 
 def title_of(row: Series) -> str:
-    """A rung, and the one that it leaves out."""
+    """A rung's title, with the rung that it leaves out."""
     without = RUNGS[row["rung"]].without
     return row["title"] + (f" (without {RUNGS[without].title})" if without else "")

@@ -1,4 +1,6 @@
-"""Answers to the 2026 edition's leaderboard: measured where its step, or one rank's part, ran; else closed forms."""
+"""Answers to the 2026 edition's leaderboard: measured if its step, or one rank's part, ran; otherwise by closed
+forms.
+"""
 
 from pandas import DataFrame, Series
 
@@ -31,7 +33,7 @@ PARTS = {
     "rank": "one rank's part alone",
     "one_card": "one sequence and all weights, on one GPU",
 }
-"""Parts of the experiment, and what readers call them."""
+"""Parts of the experiment, and their names for readers."""
 UNITS = {
     "step": 1e-3,
     "forward_backward": 1e-3,
@@ -63,7 +65,7 @@ def answers(tables: Tables) -> Found:
 def measured_parts(tables: Tables) -> DataFrame:
     """One row per part that was timed at the leaderboard's size, by name: its `title`, and the medians of UNITS.
 
-    Only with no more blocks computed again than memory needed.
+    Only those that recompute no more blocks than memory requires.
     """
     table = tables["leaderboard"]
     if not len(table):
@@ -117,14 +119,16 @@ def measured(tables: Tables, parts: DataFrame) -> Answer:
 
 
 def communication(tables: Tables) -> float | None:
-    """Seconds of a step's communication: a reduce-scatter and an all-gather send as many bytes as an all-reduce."""
+    """Seconds of a step's communication: a reduce-scatter and an all-gather together send as many bytes as an
+    all-reduce.
+    """
     table = tables["all_reduce"]
     line = lines(all_reduce_table(table)).get(("nccl", leaderboard.GPUS)) if len(table) else None
     return line.seconds(BYTES["bf16"] * leaderboard.PARAMETERS) if line else None
 
 
 def utilization(part: Series, gpu: str) -> Typst:
-    """The share of the bf16 peak that the step, or one rank's part, uses, without and with what it computes again."""
+    """The share of the bf16 peak used by the step, or one rank's part, without and with recomputation."""
     peak, again = gpu_of(gpu), part["recomputed_blocks"]
     if peak is None or not again >= 0:
         return NOTHING
@@ -172,7 +176,7 @@ def work() -> Typst:
 
 
 def chosen(gpu: str) -> Typst:
-    """How many blocks a rank computes again on a GPU of its whole memory."""
+    """How many blocks a rank recomputes if it may use the GPU's whole memory."""
     sheet = gpu_of(gpu)
     if sheet is None:
         return NOTHING
@@ -186,7 +190,7 @@ def chosen(gpu: str) -> Typst:
 
 
 def memory_table() -> Table:
-    """The memory of a rank by strategy: its state, and what its forward pass leaves, checkpointed or not."""
+    """The memory of a rank by strategy: its state, and the forward pass's saved activations, checkpointed or not."""
     state, step = leaderboard.STATE_BYTES, peak(leaderboard.RANK)
     weights, rest = step.parameters, leaderboard.gradients_on_their_way() + step.optimizer_state
     layers = leaderboard.SHAPE.num_layers

@@ -1,4 +1,4 @@
-"""Answers to `what_fits`: what trains within a GPU's memory by closed forms, and how exact these are."""
+"""Answers to `what_fits`: what trains within a GPU's memory by closed forms, and how accurate they are."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -153,7 +153,7 @@ def how_well(found: DataFrame, gpu: str) -> Answer:
 
 
 def reason(found: DataFrame, gpu: str) -> Typst:
-    """How the predictions come about, and which are off."""
+    """How the predictions are made, and which are off."""
     if not len(found):
         return Typst("")
     known = recorded()

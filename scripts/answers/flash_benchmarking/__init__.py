@@ -36,7 +36,7 @@ def answers(tables: Tables) -> Found:
 
 
 def tiles(found: Found) -> list[Tile]:
-    """The leaderboard's cell and the training step, where they were measured."""
+    """The leaderboard's cell and the training step, if they were measured."""
     shown, board, gained = [], found["board"], found["gained"]
     if board is not None:
         cell = Typst("causal attention, 16 heads of 16\u202f384 tokens at d = 64, forward and backward")

@@ -1,4 +1,4 @@
-"""The worth of each design decision of the Triton kernels, for `flash_benchmarking`."""
+"""The gain from each design decision of the Triton kernels, for `flash_benchmarking`."""
 
 from pandas import DataFrame, Series
 
@@ -17,7 +17,7 @@ DECISIONS = {
     "bf16x6": "each matmul as three TF32 matmuls",
     "matrix_units": "matmuls on the fp32 units",
 }
-"""Each reverted decision as the table calls it."""
+"""The table's name for each reverted decision."""
 PHASES = ("forward", "backward")
 
 

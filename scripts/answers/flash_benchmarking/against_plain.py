@@ -58,7 +58,7 @@ def against_plain(table: DataFrame, cells: DataFrame, found: Mapping[str, Any]) 
 
 
 def in_fp32(met: DataFrame, longest: Series | None) -> Typst:
-    """The ratio at the longest sequence, and the shapes at which ours takes the device longer than plain attention."""
+    """The ratio at the longest sequence, and the shapes at which ours is slower on the device than plain attention."""
     fp32 = select(met, precision="fp32")
     slower = sum(faster is False for faster in fp32["faster"])
     return say(
@@ -79,7 +79,7 @@ def memory(alone: DataFrame, ours: str, cell: Series) -> Typst:
 
 
 def grid_table(alone: DataFrame, known: DataFrame, met: DataFrame, d: int, ours: str) -> Table:
-    """One line per length: in one precision every pass as called, and in each the device's time and the ratio."""
+    """One line per length: every pass as called in one precision, and the device's time and the ratio in each."""
     precisions = [name for name in ("bf16", "fp32") if len(select(known, d=d, precision=name))]
     names, on_gpu = {"ours": ours, "plain": "plain"}, bool(measured_gpu({"": alone}))
     columns: dict[str, dict[str, str] | str] = {"sequence": "{sequence}"}
@@ -109,7 +109,7 @@ def grid_table(alone: DataFrame, known: DataFrame, met: DataFrame, d: int, ours:
 
 
 def device_time(cell: Series | None) -> str:
-    """The time of both passes on the device, or a dash where the host hides it."""
+    """The time of both passes on the device, or a dash if the host hides it."""
     return NONE if cell is None or cell["host_bound"] else f"{cell['median']:.3f}{mark(cell)}"
 
 

@@ -28,8 +28,8 @@ MODELS: Columns = {
 def trained(table: DataFrame) -> list[dict[str, Any]]:
     """The training steps of every model that was measured with our attention, small to large.
 
-    Of each its name in words (`name`, `how`), the columns of each way's step behind its name, `plain` and `sdpa`, ours
-    against them, and `sdpa_gain`, plain attention's step over SDPA's.
+    Columns: its name in words (`name`, `how`); the columns of each attention's step, prefixed by its name; `plain` and
+    `sdpa`, ours against them; and `sdpa_gain`, plain attention's step over SDPA's.
     """
     steps = select(steady(step_table(table)), mode="train_step")
     columns = ["step", "p20", "p80", "device_busy", "peak_memory", "host_bound"]
@@ -91,7 +91,7 @@ def in_the_model(table: DataFrame, profile: DataFrame) -> Answer:
 
 
 def share_of_attention(profile: DataFrame) -> Typst:
-    """How little of the step our attention is."""
+    """Our attention's small share of the step."""
     launched = kernels(profile, attention="flash", mode="train_step")
     row = last(launched)
     if row is None:

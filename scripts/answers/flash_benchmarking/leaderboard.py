@@ -71,13 +71,13 @@ def leaderboard(table: DataFrame, cells: DataFrame, ablations: DataFrame) -> Ans
 
 
 def ours_by_kernels(rows: DataFrame) -> str:
-    """The name of our implementation, with the language of its kernels where their names tell."""
+    """The name of our implementation, with the language of its kernels if their names show it."""
     told = select(with_kernels_for_hopper(rows), metric="launches", implementation=OURS)["for_hopper"]
     return "ours" if not len(told) or told.nunique() > 1 else "ours (Gluon)" if told.all() else "ours (Triton)"
 
 
 def against_fastest(known: DataFrame, names: dict[str, str], d: int, *, aside: bool) -> Typst:
-    """Ours against the fastest library measured, at one head dimension; `aside` says that it is."""
+    """Ours against the fastest measured library, at one head dimension; `aside` names it as the fastest."""
     here = select(known, d=d)
     rival = strongest(duels(here, OURS), LIBRARIES)
     if rival is None:
@@ -90,7 +90,7 @@ def against_fastest(known: DataFrame, names: dict[str, str], d: int, *, aside: b
 
 
 def next_to_the_fastest(cells: DataFrame) -> Typst:
-    """Ours against the fastest library, in the few words of a tile."""
+    """Ours against the fastest library, short enough for a tile."""
     here = select(cells, compiled_call=True, d=REFERENCE_D)
     rival = strongest(duels(here, OURS), LIBRARIES)
     told = against(*(one(here, implementation=name) for name in (OURS, rival)))
@@ -129,7 +129,7 @@ def by_handout(rows: DataFrame) -> Series | None:
 
 
 def by_triton(rows: DataFrame, ablations: DataFrame) -> Typst:
-    """The times of the Triton kernels where those for Hopper ran: the leaderboard allows Triton only."""
+    """The times of the Triton kernels if those for Hopper ran: the leaderboard allows only Triton."""
     if ours_by_kernels(rows) != "ours (Gluon)":
         return NOTHING
     shape = {name: rows.iloc[0][name] for name in ("sequence", "heads", "precision")}

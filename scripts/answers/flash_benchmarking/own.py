@@ -1,4 +1,4 @@
-"""A user's own attention against the fastest of the others, for `flash_benchmarking`."""
+"""A user's own attention against the fastest other implementation, for `flash_benchmarking`."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from scripts.views.verdicts import Speed, against
 
 ORDER = ["compiled_call", "precision", "causal", "d", "sequence", "batch_size", "heads"]
 MOST_TELLING = {"compiled_call": False, "causal": False, "sequence": False, "d": True}
-"""By which a shape comes first: the leaderboard's, or else the longest sequence."""
+"""Sort key of shapes: the leaderboard's first, then the longest sequence."""
 OWN: Columns = {
     "": {
         "precision": "{how}",
@@ -34,7 +34,7 @@ OWN: Columns = {
 
 
 def own(table: DataFrame, known: DataFrame) -> dict[str, Answer]:
-    """An answer for each of theirs."""
+    """An answer for each of a user's implementations."""
     cells = table[own_rows(table)].drop_duplicates([*SHAPE, PARAMETER])
     return {
         f"own_{place}": answer(table, known, cells_of_one)
@@ -43,7 +43,7 @@ def own(table: DataFrame, known: DataFrame) -> dict[str, Answer]:
 
 
 def answer(table: DataFrame, known: DataFrame, cells: DataFrame) -> Answer:
-    """One of theirs at the shape that tells most, and at every other."""
+    """A user's implementation at the most informative shape, and at all others."""
     cell = cells.sort_values(list(MOST_TELLING), ascending=list(MOST_TELLING.values())).iloc[0]
     title = titles(table)[cell[PARAMETER]]
     mine, rival, told = met(known, cell)
@@ -72,7 +72,7 @@ def rows_of(table: DataFrame, cell: Series) -> DataFrame:
 
 
 def met(known: DataFrame, cell: Series) -> tuple[Series | None, Series | None, Speed]:
-    """A cell's times, those of the fastest that is no user's own at its shape, and who is faster."""
+    """A cell's times, the times of the fastest other implementation at its shape, and which is faster."""
     mine = first(rows_of(known, cell))
     rival = first(without_own(select(known, **dict(cell[SHAPE]))).sort_values("median"))
     return mine, rival, against(mine, rival)

@@ -53,7 +53,7 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
 
 
 def score_table(kinds: dict[str, DataFrame], names: dict[str, str]) -> Table:
-    """One line per implementation that was met, libraries and users' own included."""
+    """One line per compared implementation, libraries and users' own included."""
     lines: list[dict[str, object]] = []
     for name, title in names.items():
         scores = {kind: score(select(rows, implementation=name)) for kind, rows in kinds.items()}
@@ -67,7 +67,7 @@ def score_table(kinds: dict[str, DataFrame], names: dict[str, str]) -> Table:
 
 
 def which_kernels(table: DataFrame) -> Typst:
-    """Where the kernels for Hopper ran."""
+    """The cells in which the kernels for Hopper ran."""
     told = select(with_kernels_for_hopper(table), metric="launches", implementation=OURS, precision="bf16")
     told = told[~own_rows(told) & ~told["compiled_call"]]
     return say(

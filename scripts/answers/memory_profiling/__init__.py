@@ -1,4 +1,4 @@
-"""Answers to `memory_profiling`: the memory of a step over time, its peak, and the tensors that make it up."""
+"""Answers to `memory_profiling`: the memory of a step over time, its peak, and the tensors at the peak."""
 
 from typing import Any
 

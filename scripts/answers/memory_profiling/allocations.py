@@ -18,7 +18,7 @@ ASKED = {
     "largest": "(e) Largest allocations",
 }
 SHOWN = 8
-"""Groups of allocations that are listed."""
+"""Number of groups of allocations that are listed."""
 GROUPS: Columns = {
     "operator": "{operator}",
     "line": "{place}",

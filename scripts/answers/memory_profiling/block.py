@@ -16,7 +16,7 @@ CONTRIBUTORS = 5
 
 
 def block(table: DataFrame) -> dict[str, Answer]:
-    """Sub-question (f): what one block saves, and the gradients of its backward pass."""
+    """Sub-question (f): the tensors saved by one block, and the gradients of its backward pass."""
     cells = block_cells(table)
     asked = "(f) Saved by one block", "(f) A block's gradients"
     if not len(cells):
@@ -75,8 +75,8 @@ def block(table: DataFrame) -> dict[str, Answer]:
 def block_cells(table: DataFrame) -> DataFrame:
     """One row per cell of the largest size: by context, fp32 and plain attention first.
 
-    Columns next to a row's own, in MiB: `saved`; the gradients of weights (`weights`) and of the block's input
-    (`input`), and their sum (`gradients`), of which `expected` is the closed form.
+    Additional columns, in MiB: `saved`; the gradients of weights (`weights`) and of the block's input (`input`), and
+    their sum (`gradients`), of which `expected` is the closed form.
     """
     found = select(table, metric="saved_activations")
     found = select(found, size=(size_order(found) or [""])[-1]).sort_values(CELL, ascending=[True, False, False])
@@ -97,7 +97,7 @@ def rows_of(table: DataFrame, cell: Series) -> DataFrame:
 
 
 def contributors(table: DataFrame, cells: DataFrame) -> Table:
-    """The largest contributors of each cell, one row each: what they are, then MiB and share in every cell."""
+    """The largest contributors of each cell, one row each: a description, then MiB and share in every cell."""
     tensor, lines = ["module", "operator", "what is saved"], []
     for _, cell in cells.iterrows():
         rows = select(rows_of(table, cell), metric="saved").sort_values("mean", ascending=False, kind="stable")

@@ -1,4 +1,4 @@
-"""Answers to `nsys_profile`: which kernels a step runs, for how long, and what limits them."""
+"""Answers to `nsys_profile`: the kernels of a step, their times, and their limits."""
 
 from itertools import product
 

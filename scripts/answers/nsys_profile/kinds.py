@@ -26,7 +26,9 @@ from scripts.views.roofline import block_kernels, fused_cell
 
 INFERENCE = "inference"
 COPIED = 0.9
-"""Share of the data sheet's bandwidth that no copy exceeds: what does reads part of its bytes from the L2 cache."""
+"""Share of the data sheet's bandwidth that no copy exceeds: a faster kernel reads part of its bytes from the L2
+cache.
+"""
 OTHERS_SHOWN = 6
 """Kernels other than matmuls that are listed for each precision."""
 PASSES = {"forward (inference)": "forward", "forward + backward (training)": "both"}
@@ -49,7 +51,7 @@ ASKED = {
 
 
 def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
-    """Sub-question (b): the kernel that takes most time in the forward pass, and with the backward pass."""
+    """Sub-question (b): the kernel with the longest total time in the forward pass, and with the backward pass."""
     lines = []
     for size, precision in itertools.product(size_order(here), PRECISIONS):
         cell = {"size": size, "precision": precision}
@@ -89,7 +91,7 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
 
 
 def quoted_kernel(close: DataFrame) -> Typst:
-    """The longest kernel of the size that is quoted, in the last precision that was profiled."""
+    """The longest kernel of the quoted size, in the last profiled precision."""
     found = [(name, top(kernels(close, FORWARD, mode=INFERENCE, precision=name))) for name in reversed(PRECISIONS)]
     name, kernel = next((pair for pair in found if pair[1]), ("", None))
     facts = Facts(label=close["label"].iloc[0], name=name, kernel=kernel)
@@ -99,7 +101,7 @@ def quoted_kernel(close: DataFrame) -> Typst:
 
 
 def others(close: DataFrame, table: DataFrame, gpu: str, unit: str) -> Answer:
-    """Sub-question (c): what else matters in the forward pass, and what limits it."""
+    """Sub-question (c): the other relevant kernels of the forward pass, and their limits."""
     forward = {
         name: rows for name in PRECISIONS if len(rows := kernels(close, FORWARD, precision=name, mode=INFERENCE))
     }
