@@ -38,7 +38,7 @@ def check_operands(x: Tensor, weights: Sequence[Tensor]) -> None:
     """
     if needs_operators(x, *weights):
         check_whole("fp8_linear", x, *weights)
-        raise NotImplementedError("fp8_linear accepts plain tensors only, outside of torch.func's transforms.")
+        raise NotImplementedError("fp8_linear accepts only plain tensors, outside torch.func's transforms.")
     for w in weights:
         if w.dim() != 2 or w.shape[1] != x.shape[-1]:
             raise ValueError(f"x and weight have shapes {list(x.shape)} and {list(w.shape)}; allowed: one d_in")

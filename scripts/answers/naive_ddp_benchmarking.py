@@ -88,10 +88,9 @@ def share(tables: Tables, table: DataFrame, rows: DataFrame) -> Answer:
 
 
 def with_line(all_reduce: DataFrame, row: Series) -> dict[str, Any]:
-    """A row with `percent`, the exposed share, and the ms that the fitted line of all-reduces predicts for its step:
-    `alone` for all its calls and bytes, `calls` for the overhead; NaN if unknown.
+    """A row with `percent`, the exposed share, and the ms that the fitted line of all-reduces predicts for its step.
 
-
+    `alone` is for all its calls and bytes, `calls` for the overhead; NaN if unknown.
     """
     line = fitted_line(all_reduce, row)
     calls = 1e3 * line.overhead * row["messages"] if line else nan

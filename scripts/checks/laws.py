@@ -264,11 +264,10 @@ def over_the_link(it: Reading) -> Expected:
 
 
 def rounding(it: Reading) -> Expected:
-    """An error above 0, up to that of rounding to bf16. n ranks' gradients are rounded once each, and n times while
-    they are added and divided, by at most 2^-8 of themselves; if they are uncorrelated, the norm of their mean is the
-    mean of their norms over sqrt(n).
+    """An error above 0, up to that of rounding to bf16.
 
-
+    n ranks' gradients are rounded once each, and n times while they are added and divided, by at most 2^-8 of
+    themselves; if they are uncorrelated, the norm of their mean is the mean of their norms over sqrt(n).
     """
     return SOME, BF16 * (it.row["processes"] + 1) * it.row["processes"] ** 0.5
 

@@ -1,1 +1,1 @@
-"""Tables derived from tables: what figures, answers and checks share."""
+"""Derived tables, which figures, answers and checks share."""

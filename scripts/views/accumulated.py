@@ -23,7 +23,7 @@ ROUND: Mapping[str, Rounding] = {
 
 
 def accumulated(row: Series) -> dict[str, float]:
-    """The metrics of a row's cell: each addition in fp32, which is exact enough for both types, and rounded."""
+    """The metrics of a row's cell: each addition in fp32, which is exact enough for both dtypes, and then rounded."""
     keep = ROUND[row["accumulator"]]
     rounded = ROUND[row["addend"]](numpy.float32(ADDEND))
     added = keep(rounded) if row["cast"] else rounded

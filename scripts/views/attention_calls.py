@@ -1,4 +1,4 @@
-"""Attention implementations as figures, answers and checks know them: names, timed passes, what was measured."""
+"""Attention implementations in figures, answers and checks: names, timed passes, and which were measured."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ OURS = "triton"
 ONE_HEAD = {"batch_size": 1, "heads": 1, "causal": True, "compiled_call": False}
 """The handout's grid."""
 PRODUCTS = 6
-"""bf16 products that make one in fp32."""
+"""Number of bf16 matmuls for one in fp32."""
 HOPPER_KERNEL = "attention_forward_kernel"
 """The forward kernel for Hopper; Triton's is `forward_kernel`."""
 
@@ -23,7 +23,7 @@ HOPPER_KERNEL = "attention_forward_kernel"
 def titles(table: DataFrame) -> dict[str, str]:
     """The title of each implementation that has rows: those of the registry in its order, then a user's own.
 
-    With a mark where fp32 is only as exact as TF32.
+    A mark shows fp32 that is only as accurate as TF32.
     """
     present = set(table["implementation"])
     known = [contender.name for contender in Flash.contenders if contender.name in present]
@@ -39,7 +39,9 @@ def our_implementation(table: DataFrame) -> str:
 
 
 def gain_of_products(gpu: str) -> float | None:
-    """The peak of fp32 by PRODUCTS on the tensor cores over that of the fp32 units, if a listed GPU's is higher."""
+    """The fp32 peak of PRODUCTS on the tensor cores relative to the peak of the fp32 units, if it is higher on a listed
+    GPU.
+    """
     peak = gpu_of(gpu)
     return peak.bf16 / PRODUCTS / peak.fp32 if peak and peak.bf16 > peak.fp32 else None
 
@@ -52,7 +54,7 @@ def without_own(table: DataFrame) -> DataFrame:
 def with_kernels_for_hopper(table: DataFrame) -> DataFrame:
     """Rows of `flash` with `for_hopper`, whether the row's cell launched our kernels for Hopper, by their names.
 
-    And with `told`, whether its kernels were recorded.
+    Also with `told`, whether its kernels were recorded.
     """
     columns = parameters(Flash)
     told = table[table["metric"] == "launches"]
@@ -63,7 +65,9 @@ def with_kernels_for_hopper(table: DataFrame) -> DataFrame:
 
 
 def kind_of_call(table: DataFrame) -> Series:
-    """Which cells of `flash` a row is compared with: the leaderboard's, those with one head, or those with many."""
+    """The group of cells of `flash` a row is compared with: the leaderboard's, those with one head, or those with
+    many.
+    """
     many = (table["batch_size"] * table["heads"] > 1).map({True: "many heads", False: "one head"})
     return many.where(~table["compiled_call"], "the leaderboard")
 

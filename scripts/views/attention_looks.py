@@ -1,4 +1,4 @@
-"""How figures draw attention implementations, and what they call them."""
+"""Colours, marks and names of attention implementations in figures."""
 
 from typing import Any
 
@@ -9,16 +9,16 @@ from scripts.rendering.style import COLOURS, LINES, MARKERS
 from scripts.views.attention_calls import titles
 
 SHIFT = 3
-"""Where a colour comes a second time, it comes with another mark and style."""
+"""A repeated colour has another mark and style."""
 THICK, THIN = 2.2, 1.4
 FIRST = sorted(Flash.contenders, key=lambda contender: (not contender.emphasized, not contender.foreign))
-"""Ours and the libraries first: they have the colours that nobody shares."""
+"""Ours and the libraries first: their colours are not shared."""
 
 
 def looks(table: DataFrame) -> dict[str, dict[str, Any]]:
-    """Those of a whole table of `flash`: ours and a user's have thick lines; no two have the same style and mark.
+    """The looks of a whole table of `flash`: ours and a user's have thick lines; no two have the same style and mark.
 
-    Each of the registry has the same look whichever others are there, and a user's own have those after it.
+    An implementation of the registry looks the same in any table; a user's own get the following looks.
     """
     thin = {contender.name for contender in Flash.contenders if not contender.emphasized}
     places = {contender.name: place for place, contender in enumerate(FIRST)}

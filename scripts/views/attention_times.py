@@ -1,4 +1,4 @@
-"""Times of attention implementations on the device, and who of two is the faster one."""
+"""Times of attention implementations on the device, and which of two is faster."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "Many heads, causal": {"many": True, "causal": True},
     "Many heads, no mask": {"many": True, "causal": False},
 }
-"""The kinds of shapes in which implementations are compared, apart from the leaderboard's."""
+"""The kinds of shapes in which implementations are compared, besides the leaderboard's."""
 
 
 def timed_calls(table: DataFrame) -> DataFrame:
@@ -33,7 +33,7 @@ def timed_calls(table: DataFrame) -> DataFrame:
 
 
 def with_host(cells: DataFrame) -> DataFrame:
-    """Timed calls with `host` in ms; where it was not measured, the median of the same implementation's others."""
+    """Timed calls with `host` in ms; if it was not measured, the median of the same implementation's other calls."""
     usual = cells.groupby(IMPLEMENTATION)["host"].transform("median")
     return cells.assign(host=cells["host"].fillna(usual).fillna(0) / 1e3)
 
@@ -41,14 +41,14 @@ def with_host(cells: DataFrame) -> DataFrame:
 def call_table(table: DataFrame) -> DataFrame:
     """One row per measured cell of `flash`.
 
-    Columns: the parameters; `many`, whether there are several heads; the medians of calls, ms, as `forward`,
-    `backward` and `forward_backward`; of both passes on the device `median`, `samples`, `mean`, `std` and `n`, taken
-    from a replayed CUDA graph, or from the calls where nothing was replayed; `waits`, whether the device waits for the
-    host in these calls; `host_bound`, whether that leaves its own time unknown, since nothing was replayed.
+    Columns: the parameters; `many`, whether there are several heads; the medians of calls, ms, as `forward`, `backward`
+    and `forward_backward`; of both passes on the device `median`, `samples`, `mean`, `std` and `n`, from a replayed
+    CUDA graph, or from the calls if nothing was replayed; `waits`, whether the device waits for the host in these
+    calls; `host_bound`, whether this leaves the device time unknown, since nothing was replayed.
     """
     keys = parameters(Flash)
     both = table[table["metric"].isin(["forward_backward", "graph"]) & (table["status"] == "ok")]
-    both = both.sort_values("metric").drop_duplicates(keys, keep="last")  # the graph, where there is one
+    both = both.sort_values("metric").drop_duplicates(keys, keep="last")  # the graph, if there is one
     cells = with_host(timed_calls(table).merge(both[[*keys, "median", "samples", "mean", "std", "n"]], on=keys))
     parts = cells["forward"] + cells["backward"]
     cells["waits"] = host_bound(cells["forward_backward"], cells["graph"], host=cells["host"], parts=parts)
@@ -60,8 +60,8 @@ def duels(cells: DataFrame, ours: str) -> DataFrame:
     """Ours against every other implementation, shape by shape.
 
     Columns: SHAPE, `many`, the other's `implementation`; `ratio`, its time over ours; `forward` and `backward`, the
-    same of single passes, NaN where the host slows down the calls of either; `speed`, ours against it, and whether it
-    says that ours is `faster`: True, False or None. Shapes at which the time of either is not known are left out.
+    same for single passes, NaN if the host slows down the calls of either; `speed`, ours against it, and whether ours
+    is `faster`: True, False or None. Shapes at which either time is unknown are omitted.
     """
     known = cells[~cells["host_bound"]]
     mine = {tuple(row[SHAPE]): row for _, row in known[known["implementation"] == ours].iterrows()}
@@ -79,7 +79,7 @@ def duels(cells: DataFrame, ours: str) -> DataFrame:
 
 @dataclass(frozen=True)
 class Score:
-    """How ours does against another implementation over some shapes."""
+    """The comparison of ours with another implementation over some shapes."""
 
     wins: int
     losses: int
@@ -89,16 +89,16 @@ class Score:
 
     @property
     def counts(self) -> list[int]:
-        """Shapes at which ours is faster, as fast within the spread, and slower."""
+        """Numbers of shapes at which ours is faster, equally fast within the spread, and slower."""
         return [self.wins, self.cells - self.wins - self.losses, self.losses]
 
     @property
     def text(self) -> str:
-        """The counts as a table has them."""
+        """The counts as text for a table."""
         return " / ".join(map(str, self.counts)) if self.cells else "–"
 
     def sentence(self, other: str, where: str, aside: str = "") -> Typst:
-        """Who is faster at most of the shapes, or that neither is; `aside` says what the other is."""
+        """Which is faster at most of the shapes, or that neither is; `aside` describes the other."""
         if self.ratio is None:
             return NOTHING
         if 2 * max(self.wins, self.losses) <= self.cells:
@@ -119,7 +119,7 @@ def score(met: DataFrame) -> Score:
 
 
 def strongest(met: DataFrame, names: Iterable[str]) -> str | None:
-    """Of some implementations the one whose times over ours have the least median; None if none was met."""
+    """The implementation whose times over ours have the smallest median; None if none was compared."""
     ratios = met[met[PARAMETER].isin(list(names))].groupby(PARAMETER)["ratio"].median()
     return str(ratios.idxmin()) if len(ratios) else None
 
@@ -127,7 +127,7 @@ def strongest(met: DataFrame, names: Iterable[str]) -> str | None:
 def backward_pairs(cells: DataFrame) -> DataFrame:
     """Shapes at which the backward pass was timed both as kernels and as compiled PyTorch.
 
-    Columns: SHAPE; `kernels` and `compiled`, ms; `gain`, their quotient; `waits`, whether either is host-bound.
+    Columns: SHAPE; `kernels` and `compiled`, ms; `gain`, their ratio; `waits`, whether either is host-bound.
     """
     ways = {"kernels": "triton", "compiled": "triton_compiled_backward"}
     halves = [

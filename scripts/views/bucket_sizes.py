@@ -1,4 +1,4 @@
-"""The overhead of bucket sizes by the closed form, from measured constants: what figure and answers share."""
+"""The overhead of bucket sizes by the closed form, with measured constants, for the figure and the answers."""
 
 import math
 
@@ -18,10 +18,10 @@ def fitted_line(all_reduce: DataFrame, row: Series) -> Line | None:
 
 
 def bucket_model(all_reduce: DataFrame, cell: DataFrame) -> BucketedReduction | None:
-    """The model of a cell's buckets: o and w from all-reduces, s and the backward pass, if known, from it.
+    """The model of a cell's buckets: o and w from all-reduces, s and the backward pass (if known) from the cell.
 
-    None where one of the others was not measured, or where the line leaves no overhead to a call: then nothing speaks
-    for few buckets.
+    None if one of the others was not measured, or if the fitted overhead of a call is 0: then there is no reason for
+    few buckets.
     """
     bucketed, baseline = select(cell, contender="bucketed"), select(cell, contender=BASELINE)
     if not len(bucketed):
@@ -39,9 +39,9 @@ def bucket_model(all_reduce: DataFrame, cell: DataFrame) -> BucketedReduction | 
 
 
 def predicted(model: BucketedReduction, row: Series) -> float:
-    """Milliseconds left after the backward pass by the model, for as many calls as a bucketed contender makes.
+    """Milliseconds left after the backward pass by the model, for the number of calls of a bucketed contender.
 
-    Small buckets make fewer calls than would fill them, since each parameter travels in one piece.
+    Small buckets make fewer calls than expected, since each parameter is sent in one piece.
     """
     calls = row["messages"]
     return 1e3 * model.overhead(math.ceil(model.size / (MB * float(row["bucket_mb"]))) if pandas.isna(calls) else calls)

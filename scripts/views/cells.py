@@ -13,7 +13,7 @@ from scripts.views.data import select
 
 
 def cells(table: DataFrame, kind: type[Experiment], metric: str) -> Iterator[tuple[Series, DataFrame]]:
-    """Each cell of an experiment that has one row of a metric: this row, and all rows of the cell."""
+    """Each cell of an experiment that has a single row of a metric: this row, and all rows of the cell."""
     for _, rows in table.groupby(parameters(kind), sort=False):
         for _, row in select(rows, metric=metric, status="ok").iterrows():
             yield row, rows
@@ -37,12 +37,9 @@ def wide(
     """One row per cell that has a main metric, with a statistic of each metric, NaN where it was not measured.
 
     Args:
-        table: rows of an experiment.
-        keys: the columns that tell cells apart, the index of what is returned.
-        metrics: those that become columns.
-        main: the metric that a cell must have.
-        others: columns of its row, which are added.
-        statistic: that of the metrics.
+        table: rows of an experiment. keys: the columns that identify cells; they become the index. metrics: those that
+            become columns. main: the metric that a cell must have. others: columns of its row, which are added.
+            statistic: the statistic of the metrics.
     """
     rows = table[table["metric"].isin([*metrics, main]) & (table["status"] == "ok") & table[statistic].notna()]
     found = rows.pivot(index=keys, columns="metric", values=statistic).reindex(columns=metrics)

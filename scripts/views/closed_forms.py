@@ -1,4 +1,4 @@
-"""The closed forms that belong to a row of a table."""
+"""Closed forms for a row of a table."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from cs336_systems.record.rows import parameters as parameters_of
 from cs336_systems.sizes import ModelShape, parse_size
 
 FLASH = "FlashAttention"
-"""The name of the operator that has none: a function of this project, none of PyTorch's."""
+"""The name for a function of this project, which is not one of PyTorch's operators."""
 
 
 def step_of(row: Series) -> Setting:
@@ -46,14 +46,14 @@ def sized(row: Series) -> str:
 
 
 def flops_of(row: Series, mode: str = "train_step", *, causal: bool = False) -> int:
-    """Count the operations of the matmuls in a step of a row's model and batch, if `causal` with half of the scores."""
+    """Count the FLOPs of the matmuls in a step of a row's model and batch; if `causal`, with half of the scores."""
     return step_flops(mode, *model_of(row), int(row["batch_size"]), int(row["context"]), causal=causal)
 
 
 def held_by_training(row: Series) -> dict[str, int]:
-    """Bytes by category that a training step of a row's model holds at some time, besides activations.
+    """Bytes by category that a training step of a row's model holds at some time, except activations.
 
-    The copies of weights are those that autocast makes.
+    The copies of weights are made by autocast.
     """
     weights = FP32_BYTES * parameters(*model_of(row))
     return {
@@ -65,7 +65,7 @@ def held_by_training(row: Series) -> dict[str, int]:
 
 
 def saved_by(row: Series) -> dict[tuple[str, ...], list[Saved]]:
-    """The tensors that a block saves, by what `block_memory` tells its rows apart by."""
+    """The tensors that a block saves, by the columns that distinguish the rows of `block_memory`."""
     found: dict[tuple[str, ...], list[Saved]] = {}
     for tensor in block_of(row).saved():
         found.setdefault((tensor.range, tensor.operator, tensor.tensor), []).append(tensor)

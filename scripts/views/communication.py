@@ -1,4 +1,4 @@
-"""Measured all-reduces, one row per cell, and the line through their times: what figures, answers and checks share."""
+"""Measured all-reduces, one row per cell, and the line through their times, for figures, answers and checks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from scripts.views.data import select
 
 MB = 1e6
 BACKENDS = {"nccl": "NCCL", "gloo": "Gloo"}
-"""Their names for readers, the faster one first."""
+"""The backends' names for readers, the faster one first."""
 WIDE_SPREAD = 0.05
-"""Of the median: where the middle three fifths of the times reach further apart, they are marked."""
+"""Share of the median: times whose middle three fifths span more are marked."""
 STATISTICS = ["median", "p20", "p80", "n"]
 
 
@@ -24,24 +24,24 @@ class Line:
     """The time t = o + s/w of a collective on s bytes."""
 
     overhead: float
-    """o, seconds: what a call takes however small its message; at least 0."""
+    """o, seconds: the time of a call with an arbitrarily small message; at least 0."""
     bandwidth: float
-    """w, bytes/s: of the message, not of the bytes on the bus."""
+    """w, bytes/s of the message, not of the bytes on the bus."""
     residual: float | None
-    """Root mean square of the points' relative deviations; None for two points, which a line always meets."""
+    """Root mean square of the points' relative deviations; None for two points, which a line always fits."""
 
     def seconds(self, size: float) -> float:
-        """The line's time for so many bytes."""
+        """The line's time for the given number of bytes."""
         return self.overhead + size / self.bandwidth
 
     @property
     def half(self) -> float:
-        """Bytes o·w, of which the overhead takes half of the time."""
+        """Bytes o·w, for which the overhead is half of the time."""
         return self.overhead * self.bandwidth
 
 
 def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> Line | None:
-    """The line of least squares of relative deviations, so that small messages count as much as large ones.
+    """The least-squares line of relative deviations, so that small messages count as much as large ones.
 
     Args:
         sizes: bytes, at least two different ones.
@@ -53,7 +53,7 @@ def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> Line | None:
     if len(set(sizes)) < 2:
         return None
     size, time = numpy.array(sizes, dtype=float), numpy.array(seconds, dtype=float)
-    # o/t + (s/t)/w = 1 at every point; by hand for o = 0, where the best line would start below.
+    # o/t + (s/t)/w = 1 at every point; with o = 0 separately, if the best line would start below 0.
     (overhead, slope), *_ = numpy.linalg.lstsq(numpy.stack([1 / time, size / time], axis=1), numpy.ones_like(time))
     if overhead < 0:
         overhead, slope = 0.0, (size / time).sum() / ((size / time) ** 2).sum()
@@ -76,7 +76,7 @@ def all_reduce_table(table: DataFrame) -> DataFrame:
 
 
 def lines(cells: DataFrame) -> dict[tuple[str, int], Line]:
-    """The line through the medians of each backend and number of processes, of cells of `all_reduce_table`."""
+    """The line through the medians of each backend and number of processes in `all_reduce_table`."""
     found = {}
     for backend, processes in cells[["backend", "processes"]].drop_duplicates().itertuples(index=False):
         rows = select(cells, backend=backend, processes=processes)

@@ -1,6 +1,6 @@
-"""The contenders of data_parallel, optimizer_sharding and fsdp, one row each, and who of two is faster.
+"""The contenders of data_parallel, optimizer_sharding and fsdp, one row each, and which of two is faster.
 
-A contender whose name the experiment does not list is the reader's own: it is in every table, figure and verdict.
+A contender whose name the experiment does not list is a user's own: it is in every table, figure and verdict.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,25 +29,28 @@ KINDS: dict[str, Kind] = {kind.name: kind for kind in (DataParallelTraining, Opt
 TRIED = [each.name for each in DataParallelTraining.contenders if each.tried]
 """Variations of the bucketed wrapper."""
 OURS, FOREIGN, OWN = "ours", "foreign", "own"
-"""The families of contenders: this project's, a library's, the reader's own."""
+"""The families of contenders: this project's, a library's, a user's own."""
 CELL = ["size", "context", "processes", "compiled", "precision"]
-"""The parameters that tell apart the cells that the report compares; of those, an experiment has what it varies."""
+"""The parameters that distinguish the compared cells; each experiment has those that it varies."""
 VARIANTS = ["tried", "implementation"]
-"""Parameters by which one cell may be measured again, with other contenders."""
+"""Parameters with which a cell may be measured again, with other contenders."""
 PHASES = ["forward", "backward", "synchronization", "optimizer"]
-"""Of a step in which the device is idle after each of them."""
+"""Phases of a step in which the device is idle after each of them."""
 ADD_UP = 0.1
-"""Relative difference between the sum of a contender's phases and its step from which on they are not parts of it.
+"""Relative difference between the sum of a contender's phases and its step from which the phases do not count as parts
+of it.
 
-On two H200s they are within 0.03 where both are device-bound, and from 0.19 up where the step is captured
-and its phases are launched call by call.
+On two H200s it is within 0.03 if both are device-bound, and at least 0.19 if the step is captured and its phases are
+launched call by call.
 """
 UNSTEADY = 0.5
-"""Relative difference of the baseline's medians between rounds from which on nothing is said of what is beyond it."""
+"""Relative difference of the baseline's medians between rounds from which differences from the baseline are not
+reported.
+"""
 COLLECTIVES = {"all_gather": "gather", "reduce_scatter": "scatter"}
-"""The kinds of communication that have columns of their own, and what these begin with."""
+"""The kinds of communication with their own columns, and the columns' prefixes."""
 OTHERS = ["outside_memory", "forward_hidden", "forward_gathers"]
-"""Metrics that only some of the experiments have, for the columns that all have."""
+"""Metrics of only some of the experiments, for columns that all have."""
 BEYOND_BASELINE = [
     *("baseline", "exposed", "exposed_least", "exposed_most"),
     *("stretch", "longer", "stretched", "uncovered", "idle"),
@@ -95,10 +98,10 @@ def contenders(kind: Kind, table: DataFrame) -> DataFrame:
 
 
 def compared(kind: Kind, table: DataFrame) -> DataFrame:
-    """The rows that the report compares, with `contender`, `bucket_mb` and `moment` in every experiment's.
+    """The compared rows, with `contender`, `bucket_mb` and `moment` in every experiment.
 
-    The largest model at its longest context, but for fsdp, which shows every size; of a cell measured again with other
-    contenders, the time with most of them.
+    The largest model at its longest context, except for fsdp, which shows every size; of a cell measured several times,
+    the time with most contenders.
     """
     table = table.rename(columns={"wrapper": "contender"})
     table = table.assign(**{name: "" for name in ("bucket_mb", "moment") if name not in table})
@@ -134,7 +137,7 @@ def described(kind: Kind, rows: DataFrame) -> DataFrame:
 
 
 def title(kind: Kind, row: Series) -> str:
-    """A contender in words, an own one by its name; what was tried has one bucket size."""
+    """A contender in words; a user's own by its name. Tried variations have one bucket size."""
     declared = {each.name: each for each in kind.contenders}.get(row["contender"])
     if declared is None:
         return str(row["contender"])
@@ -165,18 +168,18 @@ def backend_of(row: Series) -> str:
 
 
 def phases_add_up(rows: DataFrame) -> Series:
-    """Whether the phases of each contender are parts of its step; those that are not known are not judged."""
+    """Whether the phases of each contender are parts of its step; unknown ones are not checked."""
     apart = (rows[PHASES].sum(axis=1) / rows["median"] - 1).abs()
     return ~((apart > ADD_UP) & rows[["forward", "backward"]].notna().all(axis=1))
 
 
 def against_the_baseline(kind: Kind, rows: DataFrame) -> DataFrame:
-    """Add what each contender takes beyond the baseline of its cell, in ms.
+    """Add each contender's time beyond the baseline of its cell, in ms.
 
-    `exposed`, `exposed_least` and `exposed_most`: the median, least and most over the rounds of its median step less
-    the baseline's, NaN where that is unsteady; where optimizers differ, less what its own takes longer. Of the profiled
-    step: `stretch`, its compute over the baseline's, and `longer`, which is `stretched` (compute) + `uncovered`
-    (communication during no compute) + `idle`.
+    `exposed`, `exposed_least` and `exposed_most`: the median, minimum and maximum over the rounds of its median step
+    minus the baseline's, NaN if that is unsteady; if optimizers differ, minus the additional time of its optimizer. Of
+    the profiled step: `stretch`, its compute over the baseline's, and `longer`, which is `stretched` (compute) +
+    `uncovered` (communication during no compute) + `idle`.
     """
     added: list[dict[str, Any]] = []
     baselines = {row["cell"]: row for _, row in select(rows, contender=BASELINE).iterrows()}
@@ -209,13 +212,13 @@ def against_the_baseline(kind: Kind, rows: DataFrame) -> DataFrame:
 
 
 def steady(baseline: Series) -> bool:
-    """Whether the medians of a contender's rounds are close enough together."""
+    """Whether the medians of a contender's rounds are close enough to each other."""
     rounds = median(samples_by_round(baseline), axis=1)
     return bool(rounds.max() - rounds.min() <= UNSTEADY * rounds.min())
 
 
 def fastest(rows: DataFrame, names: Sequence[str]) -> Series | None:
-    """The contender with the shortest median step among some, or None where none of them was measured."""
+    """The contender with the shortest median step, or None if none of them was measured."""
     found = rows[rows["contender"].isin(names)]
     return None if not len(found) else found.sort_values("median", kind="stable").iloc[0]
 
@@ -236,7 +239,7 @@ def first_cell(rows: DataFrame) -> DataFrame:
 
 
 def device_bound(rows: DataFrame) -> DataFrame:
-    """The rows of device-bound cells, as far as that is known: conclusions are drawn from no others."""
+    """The rows of device-bound cells, as far as known: conclusions are drawn only from these."""
     return rows[~rows["host_bound"].astype(bool)]
 
 
@@ -246,15 +249,15 @@ def marked(row: Series) -> str:
 
 
 def traced_cell(rows: DataFrame) -> DataFrame:
-    """The contenders of the cell whose profiles are drawn, or no rows where none of their steps was profiled."""
+    """The contenders of the cell whose profiles are drawn, or no rows if none of their steps was profiled."""
     return next(iter(preferred_cells(rows[rows["timeline_length"].notna()])), rows.iloc[:0])
 
 
 def preferred_cells(rows: DataFrame) -> list[DataFrame]:
-    """The contenders of each cell, the cell that verdicts are about first.
+    """The contenders of each cell; the first cell is the one that verdicts are about.
 
     Device-bound cells come first, then compiled ones, those with most contenders and fewest processes, and bf16 before
-    fp32, in which communication weighs less.
+    fp32, where communication matters less.
     """
 
     def preference(cell: DataFrame) -> tuple[int, ...]:
@@ -274,7 +277,7 @@ class Duel:
 
     @property
     def speed(self) -> Speed:
-        """Who is faster."""
+        """Which is faster."""
         return against(self.first, self.other)
 
     @property
@@ -290,7 +293,7 @@ def duels(rows: DataFrame, first: Sequence[str], other: Sequence[str]) -> list[D
 
 
 def yours(cell: DataFrame, others: Mapping[str, Sequence[str]]) -> Typst:
-    """Each of the reader's own in a cell against the fastest of some others, by what these are called."""
+    """Each of a user's own contenders in a cell against the fastest of each group of others."""
     mine = [row for _, row in select(cell, family=OWN).iterrows()]
     return say(
         *(
@@ -302,7 +305,7 @@ def yours(cell: DataFrame, others: Mapping[str, Sequence[str]]) -> Typst:
 
 
 def series(kind: Kind, table: DataFrame, row: Series, metric: str, of: str = "") -> list[float]:
-    """The samples of a contender's metric, in order, or those of one kind of work; none where it was not measured."""
+    """The samples of a contender's metric, in order, or of one kind of operation; none if it was not measured."""
     details = {"wrapper": row["contender"], "contender": row["contender"], "bucket_mb": row["bucket_mb"], "kind": of}
     wanted = {name: row[name] for name in parameters(kind)} | {name: details.get(name, "") for name in kind.details}
     found = one(table, metric=metric, status="ok", **wanted)
@@ -310,7 +313,7 @@ def series(kind: Kind, table: DataFrame, row: Series, metric: str, of: str = "")
 
 
 def timeline(kind: Kind, table: DataFrame, row: Series) -> dict[str, list[float]]:
-    """The share of each part of a contender's profiled step in which work of each kind ran."""
+    """The share of each part of a contender's profiled step in which operations of each kind ran."""
     kinds = kind.vocabulary["kind"]
     found = {of: series(kind, table, row, "timeline", of) for of in kinds}
     return {of: shares for of, shares in found.items() if shares}

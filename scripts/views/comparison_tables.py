@@ -32,10 +32,8 @@ def contender_table(kind: Kind, table: DataFrame, rows: DataFrame, columns: Colu
     """Contenders cell by cell, those that could not be measured with their reason.
 
     Args:
-        kind: the experiment.
-        table: its rows.
-        rows: of `contenders`.
-        columns: of which those that say nothing of any of them are left out.
+        kind: the experiment. table: its rows. rows: of `contenders`. columns: those that are empty for all rows are
+            omitted.
     """
     lost = compared(kind, table)
     lost = described(kind, lost[(lost["metric"] == "step") & (lost["status"] != "ok")])
@@ -56,7 +54,7 @@ def missing(table: DataFrame) -> str:
 
 
 def setting(kind: Kind, table: DataFrame, rows: DataFrame) -> dict[str, Any] | None:
-    """The settings common to all contenders; None where there are none."""
+    """The settings common to all contenders; None if there are none."""
     if not len(rows):
         return None
     row = rows.iloc[0]

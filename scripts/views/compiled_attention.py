@@ -1,4 +1,4 @@
-"""Plain attention by itself, eager and compiled: what answers and figures share."""
+"""Plain attention by itself, eager and compiled, for answers and figures."""
 
 from collections.abc import Mapping
 from itertools import product
@@ -37,7 +37,7 @@ def grid_table(table: DataFrame, shown: Mapping[str, str]) -> Table:
 
 
 def mean(rows: DataFrame, name: str) -> str:
-    """The mean of a cell's metric, with a star where the time is host-bound; a dash if only the metric is not there."""
+    """The mean of a cell's metric, with a star if the time is host-bound; a dash if only the metric is missing."""
     mean, busy = (statistic(rows, "mean", metric=metric) for metric in (name, f"{name}_busy"))
     if mean is None:
         return NONE if len(rows) and not len(select(rows, metric=WHOLE_CELL)) else reason(rows)
@@ -47,9 +47,9 @@ def mean(rows: DataFrame, name: str) -> str:
 def paired(table: DataFrame) -> DataFrame:
     """One row per shape that was measured both ways.
 
-    Columns: the parameters; `eager` and `compiled`, medians of both passes together, ms; `gain`, their quotient;
-    `host_bound`, whether either is; with `_busy` behind a name the time in which the device works, and with `_peak` the
-    peak, MiB: NaN where not measured.
+    Columns: the parameters; `eager` and `compiled`, medians of both passes together, ms; `gain`, their ratio;
+    `host_bound`, whether either is; with the suffix `_busy` the device's busy time, and with `_peak` the peak, MiB: NaN
+    if not measured.
     """
     wanted = [*PASSES, "device_busy", "peak_memory"]
     cells = side_by_side(table, Attention, "median").reindex(columns=wanted).reset_index()

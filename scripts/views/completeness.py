@@ -1,4 +1,4 @@
-"""Which metrics a measured cell has, and which it lacks that others of its kind have."""
+"""The metrics that a measured cell has, and those that it lacks but others of its kind have."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,15 +15,15 @@ from cs336_systems.record.rows import parameters
 KIND = ("mode", "backend", "tried", "compiled_call", "rungs", "git_commit")
 """Parameters that determine which metrics a cell has, and the code that measured it: a later one may measure more."""
 CONTENDER = ("wrapper", "bucket_mb", "contender", "rung")
-"""Details that tell contenders of one launch apart, each of which has metrics of its own."""
+"""Details that distinguish the contenders of one launch, each with its own metrics."""
 CONTENDERS_METRIC = ("moment", "part", "kind", "work")
-"""Details that tell apart what a contender has several of under one name."""
+"""Details that distinguish several rows of a contender with the same metric."""
 
 
 def missing_metrics(experiment: str, table: DataFrame) -> dict[tuple[Any, ...], list[str]]:
     """By cell, each metric that it lacks and another measured cell of its kind has, for the cells that lack any.
 
-    A metric that was lost for a reason has a row all the same, and of a contender that was lost one row is enough.
+    A metric that was lost for a recorded reason has a row nevertheless, and one row is enough for a lost contender.
     """
     rows = DataFrame(
         {
@@ -46,7 +46,7 @@ def missing_metrics(experiment: str, table: DataFrame) -> dict[tuple[Any, ...], 
 
 
 def without(rows: DataFrame, others: DataFrame) -> DataFrame:
-    """The rows that no other row is like in the columns of the others."""
+    """The rows that no row of the other table equals in its columns."""
     both = rows.merge(others.drop_duplicates(), how="left", indicator="found")
     return both[both["found"] == "left_only"].drop(columns="found")
 
@@ -63,7 +63,7 @@ def kinds_of(experiment: str, table: DataFrame) -> list[tuple[Any, ...]]:
         decisive = decisive.assign(replayed=replayed(table["batch_size"], table["heads"], table["sequence"]))
     if experiment == FullyShardedTraining.name:  # A size that no GPU holds unsharded has no baseline.
         decisive = decisive.assign(size=table["size"])
-    if experiment == TrainingLadder.name:  # elsewhere a part is one of memory
+    if experiment == TrainingLadder.name:  # in other experiments, a part is a part of memory
         decisive = decisive.assign(part=table["part"])
     return list(decisive.itertuples(index=False, name=None)) if len(decisive.columns) else [()] * len(table)
 
@@ -74,13 +74,13 @@ def contenders_of(table: DataFrame) -> list[str]:
 
 
 def joined(table: DataFrame, columns: Sequence[str]) -> list[str]:
-    """The texts of those of the columns that there are, row by row."""
+    """The texts of the existing columns, row by row."""
     found = table[[name for name in columns if name in table]]
     return [" ".join(filter(None, row)) for row in found.itertuples(index=False, name=None)] or [""] * len(table)
 
 
 def metrics_of(table: DataFrame) -> Sequence[str]:
-    """Each row's metric, and the stage that it is of where every stage has one; of a contender's, which of several."""
+    """Each row's metric, with its stage if every stage has one, and which one of several of a contender."""
     if any(name in table for name in CONTENDER):
         return joined(table, ["metric", *CONTENDERS_METRIC])
     if "stage" not in table:

@@ -1,4 +1,4 @@
-"""Planned against measured: how many cells of each grid were measured, and what became of the others."""
+"""Planned against measured: how many cells of each grid were measured, and the outcome of the others."""
 
 import dataclasses
 from collections import Counter
@@ -19,7 +19,7 @@ INCOMPLETE = "incomplete"
 OUTCOMES = ["ok", INCOMPLETE, "oom", "skipped", "failed", NOT_RUN]
 UNPLANNED = "unplanned"
 NO_GRID = "–"
-"""Stands for the grid of cells that no plan asks for."""
+"""Placeholder for the grid of unplanned cells."""
 
 
 def cover(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
@@ -44,9 +44,9 @@ def cover_experiment(plan: Plan, experiment: str, table: DataFrame) -> list[dict
 
 
 def cell_outcomes(experiment: str, table: DataFrame) -> dict[tuple[Any, ...], str]:
-    """Status of each cell of a table, by its parameters: that of the whole cell's row, or ok if it is complete.
+    """Status of each cell of a table, by its parameters: the status of the whole cell's row, or ok if it is complete.
 
-    Where all of its metrics were lost, one by one, it is the first one's.
+    If all of its metrics were lost individually, it is the first one's.
     """
     whole: dict[tuple[Any, ...], str] = {}
     single: dict[tuple[Any, ...], list[str]] = {}
@@ -87,14 +87,14 @@ def losses(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
 
 
 def reasons(plan: Plan) -> Callable[[Job], str]:
-    """Why a job has no rows; in recorded results as `not_measured.yaml` next to them says by the GPUs that it needs."""
+    """Why a job has no rows; for recorded results, from `not_measured.yaml` next to them, by the GPUs that it needs."""
     path = plan.raw.with_name("not_measured.yaml")
     notes = yaml.safe_load(path.read_text(encoding="utf-8")) if plan.recorded and path.exists() else {}
     return lambda job: notes.get(plan.gpus_of(job)) or plan.obstacle(job) or NOT_RUN
 
 
 def with_reasons(plan: Plan, tables: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
-    """The tables by experiment; one that has no row knows why, for `not_measured`."""
+    """The tables by experiment; an empty table stores the reason, for `not_measured`."""
     why_not_run = reasons(plan)
     found = dict(tables)
     for name, table in tables.items():

@@ -27,29 +27,29 @@ MODES = {
     "forward_backward": "forward + backward",
     "train_step": "training step",
 }
-"""The kinds of step, the most complete one last, and what readers call them."""
+"""The kinds of step, the most complete one last, and their names for readers."""
 
 
 def load(experiment: str, path: str | Path) -> DataFrame:
-    """An experiment's table, validated and typed; `label` is the name that readers know a size by."""
+    """An experiment's table, validated and typed; `label` is the readers' name of a size."""
     path = Path(path)
     return load_file(experiment, path, path.stat().st_mtime_ns).copy(deep=False)
 
 
 @cache  # Figures share a process, and several of them a table.
 def load_file(experiment: str, path: Path, mtime_ns: int) -> DataFrame:
-    """The same of a file, as it was when it was last written."""
+    """The same for a file, cached until it is written again."""
     return frame(experiment, read_table(EXPERIMENTS[experiment], path))
 
 
 def load_recorded(raw: Path) -> dict[str, DataFrame]:
-    """All tables of a recorded machine from the folder of its jobs' CSV files, as `load` gives them."""
+    """All tables of a recorded machine from the folder of its jobs' CSV files, as `load` returns them."""
     paths = {name: sorted((raw / name).glob("*.csv")) for name in EXPERIMENTS}
     return {name: frame(name, read_jobs(EXPERIMENTS[name], csvs)) for name, csvs in paths.items()}
 
 
 def frame(experiment: str, rows: Iterable[Row]) -> DataFrame:
-    """An experiment's rows as `load` gives them."""
+    """An experiment's rows as `load` returns them."""
     columns = list(row_model(EXPERIMENTS[experiment]).model_fields)
     table = DataFrame([vars(row) for row in rows], columns=columns)
     if "size" in table:
@@ -72,9 +72,9 @@ def at_one_setting(experiment: str, table: DataFrame) -> DataFrame:
 
 
 def select(table: DataFrame, **wanted: Any) -> DataFrame:
-    """The rows that have the wanted value in each named column.
+    """The rows with the given values in the named columns.
 
-    Of a metric only those that have been measured, unless a status is named: a lost metric is as one that is not there.
+    Only measured rows of a metric, unless a status is named: a lost metric counts as missing.
     """
     return table.iloc[_positions(table, wanted)]
 
@@ -90,7 +90,7 @@ def one(table: DataFrame, **wanted: Any) -> pandas.Series | None:
 
 
 def statistic(table: DataFrame, column: str, **wanted: Any) -> float | None:
-    """One statistic of the one row selected, or None where it was not measured."""
+    """One statistic of the selected row, or None if it was not measured."""
     position = _only_position(table, wanted)
     value: Any = None if position is None else table[column].iat[position]
     return float(value) if measured(value) else None
@@ -124,7 +124,7 @@ def last(rows: DataFrame) -> pandas.Series | None:
 
 
 def flat(table: DataFrame) -> DataFrame:
-    """The table with each column of several levels named by all of them, "level level"."""
+    """The table with multi-level columns named by all levels, "level level"."""
     return table.set_axis([" ".join(map(str, column)) for column in table.columns], axis=1)
 
 
@@ -139,7 +139,9 @@ def reason(table: DataFrame, **wanted: Any) -> str:
 
 
 def not_measured(table: DataFrame) -> str:
-    """Why nothing of a table was measured, or of what it lacks: that it was not run, or what `with_reasons` knows."""
+    """Why nothing of a table, or of its missing part, was measured: it was not run, or the reason from
+    `with_reasons`.
+    """
     return f"not measured: {table.attrs.get(NOT_RUN, NOT_RUN)}"
 
 
@@ -164,13 +166,13 @@ def one_model(table: DataFrame) -> DataFrame:
 
 
 def reference_context(table: DataFrame) -> int | None:
-    """The context that sizes are compared at: the handout's 512, else the longest one measured."""
+    """The context at which sizes are compared: the handout's 512, otherwise the longest measured one."""
     contexts = set(table["context"])
     return HANDOUT_CONTEXT if HANDOUT_CONTEXT in contexts else max(contexts, default=None)
 
 
 def ratio(numerator: float | None, denominator: float | None) -> float | None:
-    """Their quotient, or None where either was not measured (None or NaN), or the denominator is zero."""
+    """Their ratio, or None if either was not measured (None or NaN), or the denominator is zero."""
     quotient = numerator / denominator if measured(numerator) and measured(denominator) and denominator else None
     return quotient if measured(quotient) else None
 

@@ -1,4 +1,4 @@
-"""Data-parallel wrappers by kind, of each of which pictures and tables show the fastest setting."""
+"""Data-parallel wrappers by kind; figures and tables show the fastest setting of each."""
 
 from collections.abc import Mapping, Sequence
 from math import nan
@@ -23,13 +23,13 @@ from scripts.views.comparison import (
 from scripts.views.comparison_tables import COLUMNS, contender_table, missing
 
 OURS = {each.name: each.title for each in CONTENDERS if each.in_verdicts}
-"""Those of this project that are more than a variation, and what readers call them."""
+"""This project's wrappers, without variations, and their names for readers."""
 PYTORCH = list(dict.fromkeys(declared.name for declared in CONTENDERS if declared.foreign))
 WITHOUT_COMMUNICATION = {"no communication": [BASELINE]}
 BEST_BUCKETS = {"bucketed, best": ["bucketed"]}
 BEST_PYTORCH = {"PyTorch's, best": PYTORCH}
 NOTICED = 0.5
-"""Milliseconds by which a part of two profiled steps has to differ to be named."""
+"""Smallest difference, in ms, between parts of two profiled steps that is mentioned."""
 PARTS = {
     "idle": "idle time",
     "uncovered": "uncovered communication",
@@ -46,7 +46,7 @@ def wrappers(tables: Mapping[str, DataFrame]) -> DataFrame:
 
 
 def kinds(rows: DataFrame) -> dict[str, list[str]]:
-    """The wrappers of each kind, by what pictures call it: PyTorch's come as they are and at their best."""
+    """The wrappers of each kind, by its name in figures: PyTorch's with default settings, and with their best ones."""
     return {
         **{title: [name] for name, title in OURS.items()},
         "PyTorch's, default": PYTORCH[:1],
@@ -56,13 +56,13 @@ def kinds(rows: DataFrame) -> dict[str, list[str]]:
 
 
 def shown_in_timelines(cell: DataFrame) -> DataFrame:
-    """Of a cell's contenders, the fastest of each kind; PyTorch's best only."""
+    """Of a cell's contenders, the fastest of each kind; for PyTorch, only the best."""
     found = [fastest(cell, names) for names in kinds(cell).values() if names != PYTORCH[:1]]
     return cell.loc[[row.name for row in found if row is not None]]
 
 
 def stacked_cells(rows: DataFrame) -> list[DataFrame]:
-    """The device-bound cells with a profiled baseline and wrappers to take apart next to it."""
+    """The device-bound cells with a profiled baseline and profiled wrappers to compare with it."""
     profiled = device_bound(rows[rows["timeline_length"].notna()])
     return [cell for cell in preferred_cells(profiled) if cell["stretched"].notna().any()]
 
@@ -77,9 +77,9 @@ def stack(cell: DataFrame, row: Series) -> list[float]:
 
 
 def across_cells(table: DataFrame, rows: DataFrame, shown: Mapping[str, Sequence[str]]) -> Captioned:
-    """A row per kind of wrapper: the baseline, those shown, the reader's own. Its fastest step and what it exposes.
+    """A row per kind of wrapper: the baseline, those shown, the user's own.
 
-    What was measured in no device-bound cell has its reason.
+    Columns: its fastest step and its exposed communication; the reason if it was measured in no device-bound cell.
     """
     cells = preferred_cells(device_bound(rows))
     every = compared(DataParallelTraining, table)
@@ -123,7 +123,7 @@ def duel_answer(
     reason: Sequence[str],
     **facts: Any,
 ) -> Answer:
-    """The form of an answer about two wrappers that readers know by `names`: which one is faster, and why.
+    """An answer about two wrappers, with the readers' `names`: which one is faster, and why.
 
     The verdict is about the first duel. Sentences can name the `facts`, the rows `own` and `other`, and what
     `elsewhere` and `difference` return.
@@ -135,7 +135,7 @@ def duel_answer(
 
 
 def every_row(table: DataFrame, rows: DataFrame) -> Captioned:
-    """All that was measured of wrappers in every cell, host-bound ones too."""
+    """All measured rows of wrappers, including host-bound cells."""
     shown = contender_table(DataParallelTraining, table, rows, COLUMNS)
     return Captioned(shown, "All wrappers in every measured cell, including host-bound ones.", long=True)
 
@@ -150,7 +150,7 @@ def why_untold(table: DataFrame, rows: DataFrame) -> str:
 
 
 def elsewhere(found: Sequence[Duel]) -> Typst:
-    """How the other cells than the first came out."""
+    """The results of all cells except the first."""
     return say("In other settings: {others:listing}.", others=[_outcome(duel) for duel in found[1:]])
 
 
@@ -169,7 +169,7 @@ def against_baseline(row: Series, who: str) -> Typst:
 
 
 def difference(row: Series, other: Series | Mapping[str, float], who: str, against: str) -> Typst:
-    """The parts of which a contender's profiled step has less than another's, and more."""
+    """The parts that are shorter in a contender's profiled step than in another's, and those that are longer."""
     changes = {what: row[part] - other[part] for part, what in PARTS.items()}
     saved = [say("{ms:ms} of {what}", ms=-ms, what=what) for what, ms in changes.items() if ms < -NOTICED]
     added = [say("{ms:ms} of {what}", ms=ms, what=what) for what, ms in changes.items() if ms > NOTICED]

@@ -9,7 +9,7 @@ from scripts.views.comparison import Kind, cell_name
 
 
 def earlier_cells(kind: Kind, table: DataFrame) -> set[str]:
-    """The cells, in words, that have rows of other revisions than the present ones."""
+    """The cells, in words, that have rows of revisions other than the current ones."""
     older = table[~table["revisions"].map(is_current).eq(True)]
     return {cell_name(kind, row) for _, row in older.drop_duplicates(["size", "processes", "precision"]).iterrows()}
 

@@ -1,4 +1,4 @@
-"""The closed forms of sharded training, and its profiled forward pass: what figures, answers and checks share."""
+"""The closed forms of sharded training, and its profiled forward pass, for figures, answers and checks."""
 
 from pandas import DataFrame, Series
 
@@ -21,7 +21,9 @@ SERIES = ["gather_begins", "gather_ends", "needed", "begins"]
 
 
 def forward_pass(table: DataFrame, row: Series) -> DataFrame:
-    """The times of each unit in a contender's profiled forward pass, ms; no rows unless all are known of every unit."""
+    """The times of each unit in a contender's profiled forward pass, ms; no rows unless all times of every unit are
+    known.
+    """
     times = {metric: series(FullyShardedTraining, table, row, metric) for metric in SERIES}
     whole = len({len(samples) for samples in times.values()}) == 1
     return DataFrame(times if whole else {}, columns=SERIES)
@@ -30,8 +32,8 @@ def forward_pass(table: DataFrame, row: Series) -> DataFrame:
 def by_block(table: DataFrame, row: Series) -> DataFrame:
     """A contender's profiled forward pass by block, ms: no rows unless it is known.
 
-    Columns: `lead`, by how much the latest weights come before the device is ready for them; `late`, how long it waits
-    for weights that come after that; `pause`, how long it is until work begins, whatever for. The index is the block: 0
+    Columns: `lead`, how early the latest weights arrive before the device is ready for them; `late`, how long it waits
+    for weights that arrive later; `pause`, the time until computation begins, for any reason. The index is the block: 0
     is the embedding, the one after the last is the head. A unit is a layer or a block.
     """
     units = forward_pass(table, row)
@@ -54,9 +56,9 @@ def whole_weights(row: Series) -> int:
 
 
 def measured_rates(all_reduces: DataFrame, baseline: Series) -> Accelerator | None:
-    """The measured rates at which a rank computes a forward pass and sends; None where either was not measured.
+    """The measured rates at which a rank computes a forward pass and sends; None if either was not measured.
 
-    The rate of products is that of the baseline's whole forward pass, the rest of which so counts as products too.
+    The rate of matmuls is that of the baseline's whole forward pass, as if it consisted only of matmuls.
     """
     rates = select(all_reduces, metric="bus_bandwidth", backend=backend_of(baseline))
     best = select(rates, processes=baseline["processes"])["median"].max()

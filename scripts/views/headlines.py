@@ -25,7 +25,7 @@ class Reference:
 
 
 def headlines(contents: Contents, tables: Mapping[str, DataFrame]) -> list[Tile]:
-    """The figures of every section that has some, from tables at one setting."""
+    """The headline figures of all sections, from tables at one setting."""
     modules = [importlib.import_module(f"scripts.answers.{name}") for name in contents.sections]
     return [tile for module in modules if hasattr(module, "tiles") for tile in module.tiles(module.answers(tables))]
 
@@ -38,8 +38,8 @@ def compare(
 ) -> Reference:
     """The recorded machine's figures of the same quantities, over the cells that both machines have measured.
 
-    A figure is left out if the report's own would be another over these cells: then the cells are to blame for a
-    difference as much as the machines.
+    A figure is omitted if the report's own would differ over these cells: then the difference would be due to the
+    cells, not only to the machines.
     """
     here, there = {}, {}
     for name, table in tables.items():
@@ -50,7 +50,7 @@ def compare(
 
 
 def shared(experiment: str, table: DataFrame, recorded: DataFrame) -> tuple[DataFrame, DataFrame]:
-    """The measured rows of two tables at one setting whose cell and metric both have."""
+    """The measured rows of two tables at one setting whose cell and metric exist in both."""
     rows = [select(at_one_setting(experiment, each), status="ok") for each in (table, recorded)]
     keys = [*parameters(EXPERIMENTS[experiment]), "metric"]
     here, there = (pandas.MultiIndex.from_frame(each[keys]) for each in rows)

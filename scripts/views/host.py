@@ -1,4 +1,4 @@
-"""The host's cost of a training step: launches, the time that it needs for them, and one step in several processes."""
+"""The host's cost of a training step: launches, their host time, and the same step in several processes."""
 
 import pandas
 from pandas import DataFrame
@@ -14,13 +14,13 @@ from scripts.views.steps import steady, step_table
 COSTS = {"launches": ("launches", 0), "host": ("ms", 2), "each": ("µs each", 1)}
 """The columns of each cell, and their decimals."""
 PROGRAM = ["label", "context", "batch_size", "vocab_size", "precision"]
-"""The columns that make two eager training steps the same program."""
+"""The columns that are equal in eager training steps of the same program."""
 
 
 def per_launch(end_to_end: DataFrame) -> DataFrame:
     """The steps of `step_table` with counted launches, and µs per launch: `host` of the step, `device` of its work.
 
-    The device takes the same time for the same work, so where `host` is well above `device`, the host sets it.
+    The device takes the same time for the same operations, so if `host` is well above `device`, the host sets the pace.
     """
     steps = steady(step_table(end_to_end))
     steps = steps[(steps["launches"] > 0) & steps["device_busy"].notna()]
@@ -31,9 +31,9 @@ def per_launch(end_to_end: DataFrame) -> DataFrame:
 
 
 def same_step(end_to_end: DataFrame, data_parallel: DataFrame) -> DataFrame:
-    """Eager training steps without communication, of the one program per precision that most processes timed.
+    """Eager training steps without communication: per precision, the program that most processes timed.
 
-    Columns: PROGRAM; `where`, the process in words; `samples`, ms; `median`; `busy`, ms, for which the device works in
+    Columns: PROGRAM; `where`, the process in words; `samples`, ms; `median`; `busy`, the device's busy time, in ms, in
     the step on one device; `host_bound`. bf16 comes first.
     """
     single = select(steady(step_table(end_to_end)), mode="train_step", compiled=False, attention="plain")
@@ -69,7 +69,7 @@ def busy_shares(data_parallel: DataFrame) -> tuple[str, float, float] | None:
 
 
 def host_table(table: DataFrame) -> tuple[str, Table]:
-    """The smallest model for which it was measured, and its contenders' costs, cell by cell."""
+    """The smallest model with measured host costs, and its contenders' costs, cell by cell."""
     measured = table[table["metric"].isin(["launches", "host"]) & (table["status"] == "ok")]
     if not len(measured):
         return "", Table([], [])

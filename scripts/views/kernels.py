@@ -17,11 +17,11 @@ from scripts.views.data import MODES, PRECISIONS, one, reference_context, select
 from scripts.views.steps import steady, step_table
 
 MODES_PROFILED = {mode: MODES[mode] for mode in ("inference", "train_step")}
-"""The kinds of step, and what readers call them."""
+"""The kinds of step, and their names for readers."""
 SPLIT_SUM = "_split_k"
-"""Ends the name of an fp32 kernel of cuBLAS that adds up the parts of a product."""
+"""Suffix of the names of cuBLAS's fp32 kernels that add up the parts of a matmul."""
 TOGETHER = "others ("
-"""Begins the name of a row that several small kernels share."""
+"""Prefix of the name of a row for several small kernels."""
 FORWARD = ["forward"]
 FORWARD_AND_BACKWARD = ["forward", "loss", "backward"]
 LONG_NAMES = {
@@ -30,7 +30,9 @@ LONG_NAMES = {
     r"nvjet_sm\d+_\w+?_(\d+x\d+)_\w+_([NT]{3})": r"nvjet \2 \1",
     r"((?:\w+_)?elementwise)_kernel: (\w+?)(?:_kernel)?(?:_cuda)?": r"\1: \2",
 }
-"""The shown part of long names, by their pattern: of products the layout of the operands and the tile of the result."""
+"""The displayed part of long names, by their pattern: for matmuls, the layout of the operands and the tile of the
+result.
+"""
 
 
 def label_of(rows: DataFrame, size: str) -> str:
@@ -39,7 +41,7 @@ def label_of(rows: DataFrame, size: str) -> str:
 
 
 def readable(kernel: str) -> str:
-    """A kernel's name as short as a table needs it; another kernel may have the same.
+    """A kernel's name, shortened for a table; it may not be unique.
 
     >>> readable("vectorized_elementwise_kernel: bfloat16_copy_kernel_cuda")
     'vectorized_elementwise: bfloat16_copy'
@@ -61,7 +63,7 @@ def kernels(table: DataFrame, stages: Sequence[str] = (), **wanted: object) -> D
 def profiled_closely(table: DataFrame) -> DataFrame:
     """The rows of the cells that answers quote: eager, plain attention, reference context, one size.
 
-    It is the largest size of which a training step was profiled in every precision, or the largest of all.
+    It is the largest size whose training step was profiled in every precision, or the largest of all.
     """
     plain = select(table, compiled=False, attention="plain")
     found = kernels(plain)
@@ -73,16 +75,16 @@ def profiled_closely(table: DataFrame) -> DataFrame:
 
 
 def products(rows: DataFrame) -> DataFrame:
-    """Of some kernels those that compute a matrix product, not those that add up the parts of one.
+    """The kernels that compute a matrix product, without those that add up its parts.
 
-    cuBLAS divides small products along their inner dimension; its two kinds of kernels have two names for the sum.
+    cuBLAS splits small products along their inner dimension; its two kinds of kernels have two names for the sum.
     """
     named = rows["kernel"].map(is_product).astype(bool) & ~rows["kernel"].str.endswith(SPLIT_SUM)
     return rows[(rows["category"] == "matmul") & named]
 
 
 def shares(rows: DataFrame) -> dict[str, float]:
-    """Each category's share of the time of some kernels; empty without kernels."""
+    """Each category's share of the kernels' time; empty without kernels."""
     times = rows.groupby("category")["ms"].sum()
     return {name: float(times.get(name, 0.0) / times.sum()) for name in CATEGORIES} if len(times) else {}
 
@@ -106,7 +108,7 @@ class Longest:
 
     @property
     def texts(self) -> dict[str, str]:
-        """Its name, calls and share, as a table shows them."""
+        """Its name, calls and share, formatted for a table."""
         return {"kernel": readable(self.kernel), "calls": f"{self.calls:.0f}", "share": str(percent(self.share))}
 
 
@@ -122,7 +124,9 @@ def top(rows: DataFrame) -> Longest | None:
 
 
 def forward_passes(here: DataFrame, end_to_end: DataFrame, *, on_gpu: bool) -> DataFrame:
-    """The forward pass of each size and precision by three clocks, ms, and whether either process was host-bound."""
+    """The forward pass of each size and precision by three clocks, ms, and whether any of the processes was
+    host-bound.
+    """
     elsewhere = select(steady(step_table(end_to_end)), compiled=False, attention="plain", mode="inference")
     lines = []
     for size, precision in itertools.product(size_order(here), PRECISIONS):

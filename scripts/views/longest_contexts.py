@@ -24,11 +24,13 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "flash": {"attention": "flash"},
     "blocks recomputed": {"attention": "flash", "segment": 1},
 }
-"""Ways to train with bf16 autocast: attention that keeps the scores or not, and blocks that keep only their input."""
+"""Ways to train with bf16 autocast: with attention that keeps the scores or not, and with blocks that keep only their
+input.
+"""
 
 
 def longest_contexts(gpu: str, capacity: float) -> DataFrame:
-    """One row per size, small to large, with its `label` and, behind the name of each of WAYS, its longest step.
+    """One row per size, small to large, with its `label` and, prefixed by the name of each of WAYS, its longest step.
 
     Args:
         gpu: the model, by the driver's name.

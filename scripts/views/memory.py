@@ -11,7 +11,7 @@ FOLLOWED = {
     "forward": "forward, with graph",
     "train_step": MODES["train_step"],
 }
-"""The kinds of step of which the memory is followed, and what readers call them."""
+"""The kinds of step whose memory is recorded, and their names for readers."""
 OTHER = "other"
 
 
@@ -24,7 +24,7 @@ HATCHES = {
     of.TEMPORARIES: "\\\\\\",
     OTHER: "",
 }
-"""The categories of the figures, from the bottom up; the small ones are one."""
+"""The categories of the figures, from the bottom up; the small ones are merged."""
 SHOWN = list(HATCHES)
 
 
@@ -35,7 +35,7 @@ def profiled(table: DataFrame) -> DataFrame:
 
 
 def shown_category(category: str) -> str:
-    """The category of the figures that a category belongs to."""
+    """The figures' category that a category belongs to."""
     return category if category in SHOWN else OTHER
 
 
@@ -58,11 +58,11 @@ def contexts(rows: DataFrame) -> list[int]:
 
 
 FOLLOWED_METRICS = ["peak_allocated", "peak_stage", "at_peak", "stage_events", "active"]
-"""The metrics of a cell that the report shows; one without any of them was not followed to the end."""
+"""The metrics of a cell that the report shows; a cell without any of them was not recorded completely."""
 
 
 def compared_context(rows: DataFrame) -> int | None:
-    """The longest context at which every kind of step was followed in both precisions, or None."""
+    """The longest context at which every kind of step was recorded in both precisions, or None."""
     complete = [
         context
         for context in contexts(rows)

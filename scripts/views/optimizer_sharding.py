@@ -15,24 +15,24 @@ from scripts.views.comparison import OURS, compared, described
 from scripts.views.data import select
 
 UNSHARDED = "unsharded"
-"""Who has the whole state on every rank."""
+"""The contenders with the whole state on every rank."""
 SCHEME = {each.name: str(each.scheme) for each in CONTENDERS}
-"""The closed form that is each contender's; none is known of the reader's own."""
+"""Each contender's closed form; there is none for a user's own."""
 HELD = {"parameters": "parameters", "gradients": "gradients", "optimizer_state": "optimizer state"}
 """The parts counted tensor by tensor, and their titles."""
 REST = "rest"
 INITIALIZED, BEFORE_UPDATE, AFTER_UPDATE = MOMENTS
 CELL = [name for name in CELLS if name in parameters(OptimizerSharding)]
-"""The parameters that tell apart the cells that the report compares."""
+"""The parameters that distinguish the compared cells."""
 
 
 def memory(table: DataFrame) -> DataFrame:
-    """One row per contender and moment: MiB on the rank that has most in use.
+    """One row per contender and moment: MiB on the rank with most memory in use.
 
     Columns: the parameters, `label`, `gpu`, `moment` and those of `described`; those of HELD; `allocated`, REST
-    (allocated, but none of HELD) and `peak`, NaN where the allocator does not count; `total`, all that was counted;
-    `least_state`, `most_state` and `whole_state`: the optimizer state of the rank that has least of it, of the rank
-    that has most of it, and of all ranks.
+    (allocated, but none of HELD) and `peak`, NaN if there is no allocator to count them; `total`, everything counted;
+    `least_state`, `most_state` and `whole_state`: the optimizer state of the rank with the least of it, of the rank
+    with the most of it, and of all ranks.
     """
     table = select(compared(OptimizerSharding, table), status="ok")
     keys = [*parameters(OptimizerSharding), "label", "gpu", "contender", "bucket_mb", "moment"]
@@ -58,7 +58,7 @@ def memory(table: DataFrame) -> DataFrame:
 
 
 def predicted(row: Series) -> dict[str, float]:
-    """The closed form of what a rank holds at a row's moment, MiB, by part; nothing of the reader's own."""
+    """The closed form of a rank's memory at a row's moment, MiB, by part; empty for a user's own."""
     if row["contender"] not in SCHEME:
         return {}
     whole = forms.fp32_adamw(*model_of(row))
@@ -72,16 +72,18 @@ def predicted(row: Series) -> dict[str, float]:
 
 
 def predicted_peak(row: Series) -> float:
-    """The closed form of the most that a rank of ours has in use in a step, MiB; NaN for others, with other buckets."""
+    """The closed form of the peak memory in use on a rank of ours in a step, MiB; NaN for others, which have other
+    buckets.
+    """
     if row["family"] != OURS:
         return nan
     return peak(contender_step(OptimizerSharding, row)).total / MIB
 
 
 def peaks(rows: DataFrame) -> DataFrame:
-    """One row per contender of `memory`: that after the update, with `peak` the most in the whole step.
+    """One row per contender of `memory`: the one after the update, with the whole step's `peak`.
 
-    Added: `passes` and `update`, MiB: the most until the update, and in it; `predicted_peak`.
+    Added: `passes` and `update`, MiB: the peak before the update, and in it; `predicted_peak`.
     """
     keys = [*CELL, "contender"]
     before = select(rows, moment=BEFORE_UPDATE).set_index(keys)["peak"].rename("passes")

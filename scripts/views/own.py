@@ -1,4 +1,4 @@
-"""Which rows of a table are of implementations of a user's own."""
+"""Which rows of a table are of a user's own implementations."""
 
 from pandas import DataFrame, Series
 
@@ -6,7 +6,9 @@ from cs336_systems.implementations import PARAMETER, WHO, parse_all
 
 
 def own_rows(table: DataFrame) -> "Series[bool]":
-    """Whether each row is: of a cell that measures it alone, or of that contender in a cell with others."""
+    """Whether each row is: in a cell that measures only that implementation, or for that contender in a cell with
+    others.
+    """
     if PARAMETER not in table:
         return Series(False, index=table.index)
     who = next((column for column in WHO if column in table), None)

@@ -12,9 +12,9 @@ from scripts.rendering.answer import Answer, Captioned, Found, Tables, say
 from scripts.rendering.markup import Table, Typst, finalize
 
 MESH = Mesh(d_model=XXL.d_model, d_ff=XXL.d_ff, device=TPU_V5P, fsdp=16, tensor=4, fsdp_axes=2, tensor_axes=1)
-"""That of `communication_accounting`."""
+"""The mesh of `communication_accounting`."""
 EXAMPLE = Parallel(FeedForward(tokens=2**22, d_model=XXL.d_model, d_ff=XXL.d_ff), TPU_V5P)
-"""A SwiGLU of XXL's widths on the same accelerator, where the handout's 2026 edition names no sizes."""
+"""A SwiGLU with XXL's widths on the same accelerator, since the handout's 2026 edition gives no sizes."""
 
 
 def limits(
@@ -22,7 +22,7 @@ def limits(
 ) -> Callable[[Tables], Found]:
     """The answers of a section about one strategy: its formulas, and its limit in the example.
 
-    Sentences can name the `facts`, and the most devices of each strategy, rounded down.
+    Sentences can name the `facts`, and the maximum number of devices of each strategy, rounded down.
     """
     names = ("batch_limit", "tensor_forward_limit", "tensor_backward_limit")
     facts |= {name: math.floor(getattr(EXAMPLE, name)) for name in names}

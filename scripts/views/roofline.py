@@ -33,7 +33,7 @@ WHERE = {
     "residual additions": _launched_in("blocks", category="elementwise"),
     FLASH: lambda rows: rows["category"] == "attention",
 }
-"""Which kernels of a forward pass are of which kind."""
+"""The kinds of kernels of a forward pass."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def scaling(tables: Mapping[str, DataFrame]) -> DataFrame:
     """One row per contender and number of ranks, in device-bound cells with a steady step without communication.
 
     Columns: `panel`, model and setting; `title`; `contender`; `processes`; `efficiency`, 1 if communication costs
-    nothing; `step`, ms. Of data-parallel wrappers with several settings, the fastest.
+    nothing; `step`, ms. For data-parallel wrappers with several settings, only the fastest.
     """
     wrappers, sharded = (contenders(kind, tables[kind.name]) for kind in (DataParallelTraining, FullyShardedTraining))
     found = []

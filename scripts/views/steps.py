@@ -1,4 +1,4 @@
-"""Measured steps of the model, one row per cell, and whether they are host-bound: what figures and answers share."""
+"""Measured steps of the model, one row per cell, and whether they are host-bound, for figures and answers."""
 
 from math import nan
 
@@ -14,9 +14,9 @@ from scripts.views.closed_forms import flops_of
 from scripts.views.data import MODES, PHASES, select, size_order
 
 PASSES = {"forward": PHASES[:1], "forward + backward": PHASES[:2], "training step": PHASES}
-"""The first phases of a training step, by what readers call them."""
+"""The first phases of a training step, by their names for readers."""
 OUTLIER = 1.2
-"""A step that takes more than this many medians of its cell stands out."""
+"""A step is an outlier if it takes more than this many times its cell's median."""
 
 
 def step_table(table: DataFrame) -> DataFrame:
@@ -48,7 +48,7 @@ def steady(steps: DataFrame) -> DataFrame:
 
 
 def most_complete(steps: DataFrame) -> DataFrame:
-    """Of each cell, the most complete kind of step that was measured, inference not counted: it has no graph."""
+    """For each cell, the most complete measured kind of step, except inference, which has no graph."""
     kinds = steps[steps["mode"] != "inference"]
     keys = [name for name in parameters(EndToEnd) if name != "mode"]
     return kinds.drop_duplicates(keys, keep="last")

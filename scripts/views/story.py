@@ -13,11 +13,11 @@ from scripts.views.steps import steady, step_table, utilization
 from scripts.views.units import GB
 
 HELPED = [("training_ladder", "fastest"), ("training_ladder", "advice"), ("conclusion", "helped")]
-"""The answers that say what helped, by section and name."""
+"""The answers about what helped, by section and name."""
 
 
 def story(tables: Tables, sections: Mapping[str, Found]) -> dict[str, Typst]:
-    """Paragraphs of the first page by their titles; one of which nothing is known is left out."""
+    """Paragraphs of the first page by their titles; those without data are omitted."""
     helped = [sections.get(section, {}).get(name) for section, name in HELPED]
     told = {
         "The machine.": machine(tables),
@@ -60,7 +60,7 @@ def machine(tables: Tables) -> Typst:
 
 
 def limits(end_to_end: DataFrame) -> Typst:
-    """How busy eager training steps keep the device, by precision, and what that leaves to gain."""
+    """How busy eager training steps keep the device, by precision, and the possible gain."""
     steps = select(steady(step_table(end_to_end)), compiled=False, attention="plain", mode="train_step")
     steps = select(steps, context=reference_context(steps)).dropna(subset="busy")
     if not len(steps):

@@ -15,7 +15,7 @@ ORDERS = [("O(N)", "N"), ("O(√N)", "2 N"), ("O(log N)", "O(N log N)"), ("O(1)"
 
 
 def strategies(layers: int) -> dict[str, Strategy]:
-    """Each strategy on a number of blocks, by what readers call it."""
+    """Each strategy on a number of blocks, by its name for readers."""
     segment = math.isqrt(layers)
     return {
         "keep everything": keep_all(layers),
@@ -26,7 +26,7 @@ def strategies(layers: int) -> dict[str, Strategy]:
 
 
 def strategies_table(layers: int, blocks: Mapping[str, BlockActivations]) -> Table:
-    """The memory and the cost of each strategy, and that of its activations in the model, for each attention."""
+    """The memory and the cost of each strategy, and its activations' memory in the model, for each attention."""
     unit, size = memory_unit(max((layers * block.saved_bytes for block in blocks.values()), default=0))
     rows = [
         [
@@ -42,7 +42,9 @@ def strategies_table(layers: int, blocks: Mapping[str, BlockActivations]) -> Tab
 
 
 def sketch() -> list[tuple[str, list[Typst]]]:
-    """For each strategy what is in memory of each block when most is: all it saves, its input, or nothing."""
+    """For each strategy, the part of each block that is in memory at the peak: everything it saves, its input, or
+    nothing.
+    """
     return [
         (
             name,

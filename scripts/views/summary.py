@@ -44,7 +44,7 @@ WORDS = {
 }
 """The words for cells by their outcome."""
 SHORT_COMMIT = 7
-"""Characters of a commit that are printed."""
+"""Number of printed characters of a commit."""
 
 
 def summarize(
@@ -103,7 +103,7 @@ def origin(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
 
 
 def outdated(tables: Mapping[str, DataFrame]) -> list[str]:
-    """The experiments of which some rows are of other revisions than the present ones."""
+    """The experiments with rows of revisions other than the current ones."""
     return [name for name, table in tables.items() if not all(map(is_current, table["revisions"].unique()))]
 
 
@@ -117,7 +117,7 @@ def versions_table(rows: DataFrame) -> Table:
 
 
 def costs_table(tables: Mapping[str, DataFrame]) -> Table:
-    """The time of each experiment, and how many of its rows are of the present revisions: a row each, and a total."""
+    """The time of each experiment, and how many of its rows are of the current revisions: a row each, and a total."""
     body, total = [], [0, 0.0, 0.0]
     for name, table in tables.items():
         if not len(table):
@@ -149,7 +149,7 @@ def lost_in_words(coverage: DataFrame) -> Typst:
 
 def seconds_of(table: DataFrame) -> tuple[float, float]:
     """The time of an experiment: measuring, and starting processes."""
-    jobs = table.drop_duplicates(["utc", "startup_seconds"])  # a job ends once, and starts in a time of its own
+    jobs = table.drop_duplicates(["utc", "startup_seconds"])  # a job ends once, and has its own start-up time
     return float(select(table, metric=WALL)["mean"].sum()), float(jobs["startup_seconds"].sum())
 
 
@@ -160,7 +160,9 @@ def failed_table(checks: DataFrame) -> Table | None:
 
 
 def reasons_table(lost: DataFrame) -> Table | None:
-    """Each reason once: the experiments that it concerns, how many cells it cost, and how many metrics of others."""
+    """Each reason once: the affected experiments, the number of lost cells, and the number of lost metrics in other
+    cells.
+    """
     reasons = lost["reason"].where(lost["status"] != "oom", "out of memory")
     noun = lost["metric"].map(lambda metric: "cell" if metric == WHOLE_CELL else "metric")
     body = [
@@ -175,7 +177,7 @@ def reasons_table(lost: DataFrame) -> Table | None:
 
 
 def not_measured_table(lost: DataFrame) -> Table | None:
-    """Each reason for cells without a measurement, and how many cells it cost."""
+    """Each reason for cells without a measurement, and the number of cells."""
     body = [list(map(str, line)) for line in lost.itertuples(index=False, name=None)]
     if not body:
         return None

@@ -1,4 +1,4 @@
-"""The training ladder: one row per rung of each cell, the floor below it, and what each rung gains."""
+"""The training ladder: one row per rung of each cell, the time of the step's parts alone, and the gain of each rung."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -20,10 +20,10 @@ from scripts.views.verdicts import against
 
 SHAPE = ["size", "label", "batch_size", "context", "vocab_size"]
 PARTS = ("matmuls", "attention", "update", "norms and elementwise")
-"""The parts of the floor."""
+"""The parts of a step that are timed alone; their sum is the floor."""
 EXTRA = ("FP8 matmuls", "FP8 rounding")
 FP8_PARTS = (*PARTS[1:], *EXTRA)
-"""Those of a step in FP8, whose matmuls are others."""
+"""The parts of a step in FP8, which has other matmuls."""
 SUMS = {"floor": PARTS, "fp8_floor": FP8_PARTS}
 METRICS = ["step", "first_steps", "device_busy", "launches", "energy", "setup", "peak_memory"]
 STATISTICS = ["median", "p20", "p80", "n", "samples", "gpu", "gpu_memory"]
@@ -34,12 +34,13 @@ MFU_CONVENTIONS: Mapping[str, tuple[bool, bool]] = {
     "full scores, without embedding": (False, False),
     "full scores, with embedding": (True, False),
 }
-"""Conventions of counting FLOPs, by name: the embedding table as if it were a matmul, and the masked half of the scores
-left out. The first one is this project's."""
+"""Conventions of counting FLOPs, by name: whether the embedding table counts as a matmul, and whether the masked half
+of the scores is omitted. The first one is this project's.
+"""
 SCATTER = 3
 """Standard deviations of fp32 losses from different seeds within which each rung's loss must lie."""
 WORTH = 0.02
-"""Share of a step that a rung must save to be recommended: less lies between two launches."""
+"""Share of a step that a rung must save to be recommended: launches may differ by less."""
 
 
 def tokens_of(row: Series) -> int:
@@ -48,7 +49,7 @@ def tokens_of(row: Series) -> int:
 
 
 def rows_of(table: DataFrame, part: str, keys: list[str]) -> DataFrame:
-    """The rows of rungs in a part of the experiment; of a cell that several grids measured, the first."""
+    """The rows of rungs in a part of the experiment; if several grids measured a cell, the first."""
     rows = select(table, part=part, status="ok")
     return rows[rows["rung"] != ""].drop_duplicates([*keys, "metric"])
 
@@ -56,7 +57,7 @@ def rows_of(table: DataFrame, part: str, keys: list[str]) -> DataFrame:
 def rung_table(table: DataFrame) -> DataFrame:
     """One row per timed rung of each cell, small to large, in the order of the rungs.
 
-    Columns: SHAPE; `rung`, `title`; the medians of METRICS, NaN where there is none; STATISTICS of the step;
+    Columns: SHAPE; `rung`, `title`; the medians of METRICS, NaN if there is none; STATISTICS of the step;
     `host_bound`; `floor`, ms, of a bf16 step or FP8's, NaN unless every part was measured; `over`, the step over its
     floor; `utilization`, of the dense bf16 peak, causal, without the embedding; `tokens`, per second; `joules`, per
     token.
@@ -96,7 +97,7 @@ def floor_table(table: DataFrame) -> DataFrame:
 
 
 def ladders(rungs: DataFrame) -> Iterator[DataFrame]:
-    """The rungs of each cell that are on the ladder, FP8 and what leaves a rung out not among them."""
+    """The rungs of each cell that are on the ladder, without FP8 and without those that leave a rung out."""
     for _, rows in rungs.groupby(SHAPE, sort=False):
         ladder = rows[rows["rung"].isin(EXACT)]
         if len(ladder):
@@ -111,7 +112,7 @@ def fastest(ladder: DataFrame) -> Series:
 def ends(rungs: DataFrame) -> list[DataFrame]:
     """The ladders of the smallest and of the largest model that begin in fp32, each at its longest context.
 
-    Where memory sufficed for none of these, those that begin on a later rung.
+    If none of these fit into memory, those that begin on a later rung.
     """
     several = [ladder for ladder in ladders(rungs) if len(ladder) > 1]
     whole = [ladder for ladder in several if ladder["rung"].iloc[0] == EXACT[0]] or several
@@ -126,16 +127,16 @@ def ends(rungs: DataFrame) -> list[DataFrame]:
 
 
 def gain_table(table: DataFrame, ladder: DataFrame) -> DataFrame:
-    """One row per rung of one cell but its first: `title`, `gain` over the rung before, and `expected`, ms.
+    """One row per rung of one cell except its first: `title`, `gain` over the rung before, and `expected`, ms.
 
-    `told` is whether it is faster or slower than that rung: not if either waits for the host. `expected` is
+    `told` is whether one of the two is faster; never if either waits for the host. `expected` is
     `expected_gain` at the rates that were measured in the same job.
     """
     rates = measured_rates(table, ladder.iloc[0])
     rows = []
     for (_, before), (_, row) in zip(ladder.iterrows(), list(ladder.iterrows())[1:], strict=False):
         follows = EXACT.index(row["rung"]) == EXACT.index(before["rung"]) + 1
-        if row["rung"] == "fused":  # against eager passes, which it replaces like the compiler
+        if row["rung"] == "fused":  # compared with eager passes, which it replaces like the compiler
             eager = ladder[ladder["rung"] == "masters"]
             before, follows = (eager.iloc[0], True) if len(eager) else (before, False)
         if follows:
@@ -148,7 +149,7 @@ def gain_table(table: DataFrame, ladder: DataFrame) -> DataFrame:
 def worth_doing(table: DataFrame, ladder: DataFrame) -> DataFrame:
     """The rows of `gain_table` that save WORTH of the fastest step, the largest gain first.
 
-    Fused passes take the compiler's place: of the two only the one that saves more.
+    Fused passes replace the compiler: only the one of the two that saves more is included.
     """
     gains = gain_table(table, ladder)
     found = gains[gains["told"].astype(bool) & (gains["gain"] > WORTH * fastest(ladder)["step"])]
@@ -158,10 +159,10 @@ def worth_doing(table: DataFrame, ladder: DataFrame) -> DataFrame:
 
 
 def expected_gain(before: Series, row: Series, rates: Rates | None) -> float:
-    """Closed form of what a rung saves of the step before it at some rates, ms; NaN without rates.
+    """Closed form of a rung's saving over the previous step at the given rates, ms; NaN without rates.
 
-    That of the graph is the time for which the device waited in the step before; that of the update under the backward
-    pass is the whole update.
+    The graph saves the time for which the device waited in the previous step; the update during the backward pass saves
+    the whole update.
     """
     if RUNGS[row["rung"]].graph and not RUNGS[before["rung"]].graph:
         return float(before["step"] - before["device_busy"])
@@ -188,14 +189,14 @@ def measured_rates(table: DataFrame, row: Series) -> Rates | None:
 
 
 def out_of_memory(table: DataFrame, ladder: DataFrame) -> list[str]:
-    """The titles of the rungs of one cell for which memory did not suffice."""
+    """The titles of the rungs of one cell that did not fit into memory."""
     cell = {name: ladder[name].iloc[0] for name in SHAPE}
     lost = set(select(table, part="steps", status="oom", **cell)["rung"])
     return [rung.title for name, rung in RUNGS.items() if name in lost]
 
 
 def needed(table: DataFrame, ladder: DataFrame) -> list[str]:
-    """The titles of the rungs without which one cell does not fit; none where the first rung fits."""
+    """The titles of the rungs without which one cell does not fit; none if the first rung fits."""
     place = EXACT.index(ladder["rung"].iloc[0])
     return [rung.title for rung in LADDER[1 : place + 1]] if out_of_memory(table, ladder) else []
 
@@ -204,8 +205,8 @@ def wrapped_table(table: DataFrame) -> DataFrame:
     """One row per wrapper of each cell of several processes, the step without communication among them.
 
     Columns: SHAPE, `processes`; `rung`, `title`; the medians of `step`, ms, `device_busy`, ms, and `peak_memory`, MiB;
-    STATISTICS of the step; `host_bound`; `graph`, whether a CUDA graph is replayed; `over`, of a wrapper the step over
-    the one without communication, NaN unless both are replayed, or neither; `tokens` of all processes, per second.
+    STATISTICS of the step; `host_bound`; `graph`, whether a CUDA graph is replayed; `over`, a wrapper's step over the
+    one without communication, NaN unless both or neither are replayed; `tokens` of all processes, per second.
     """
     cell = [*SHAPE, "processes"]
     keys = [*cell, "rung"]

@@ -1,13 +1,13 @@
-"""The units in which readers get memory."""
+"""The units of memory for readers."""
 
 from cs336_systems.accounting.units import MIB
 
 GIB = 1024 * MIB
 GB = 1e9
 BYTE = 1 / MIB
-"""A byte in MiB: sizes that differ by less are the same."""
+"""A byte in MiB: sizes that differ by less are equal."""
 LARGE = 4 * GIB
-"""From here on GiB are easier to read."""
+"""From this size on, GiB are easier to read."""
 
 
 def memory_unit(largest: float) -> tuple[str, int]:

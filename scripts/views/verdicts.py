@@ -27,20 +27,20 @@ class Speed:
     """One program against another in the same cell."""
 
     ratio: float | None
-    """Time of the other over that of the first: above 1, the first is faster. None: not both were measured."""
+    """Time of the other over that of the first: above 1, the first is faster. None: at least one was not measured."""
     verdict: Verdict = UNDECIDED
-    """On the first."""
+    """Whether the first is faster, slower, or neither."""
     why: str = ""
     """Why nothing is decided."""
 
     @property
     def faster(self) -> bool | None:
-        """Whether the first is the faster one; None if neither is, or nothing is decided."""
+        """Whether the first is faster; None if neither is, or it is undecided."""
         return {FASTER: True, SLOWER: False}.get(self.verdict)
 
     @property
     def share(self) -> float | None:
-        """The share by which the first takes less time, or more."""
+        """The share by which the first takes less or more time."""
         return abs(1 / self.ratio - 1) if self.ratio else None
 
     def sentence(self, first: str, other: str, where: str = "") -> Typst:
@@ -61,7 +61,7 @@ class Speed:
 def against(first: Series | None, other: Series | None) -> Speed:
     """The first program's row against the other's; None for one that was not measured.
 
-    A row has the `median` of its times and their `samples`, and `host_bound` where that is known.
+    A row has the `median` of its times and their `samples`, and `host_bound` if known.
     """
     if first is None or other is None or not measured(first["median"]) or not measured(other["median"]):
         return Speed(None)
@@ -73,7 +73,7 @@ def against(first: Series | None, other: Series | None) -> Speed:
 
 
 def samples_by_round(row: Series) -> NDArray[float64]:
-    """The samples of a row, a line per round; in one line where contenders did not take turns."""
+    """The samples of a row, a line per round; in one line if contenders did not take turns."""
     samples = row["samples"]
     samples = array((parse_samples(samples) if isinstance(samples, str) else samples) or [row["median"]])
     return samples.reshape(-1, row["steps"] if "rounds" in row else len(samples))

@@ -30,24 +30,24 @@ PREDICTED = [name for name, kind in EXPERIMENTS.items() if kind.settings_of_step
 PEAKS = {"peak_memory": 1, "peak_allocated": MIB}
 """Metrics of a step's peak memory, and their units per MiB."""
 STAGES = "stage_busy"
-"""The metric whose sum over stages is for how long the device works, where there is no `device_busy`."""
+"""The metric whose sum over stages is the device-busy time, if there is no `device_busy`."""
 METRICS = (*PEAKS, "step", "device_busy", STAGES, "timeline_length", "recomputed_blocks")
 BEFORE_UPDATE = MOMENTS[1]
 HELD_BACK = "kernel_profile"
-"""The experiment whose steps are not fitted: they tell what the weights are worth elsewhere."""
+"""The experiment whose steps are not fitted: they test the fit on other steps."""
 DETAILS = ("rung", "wrapper", "contender", "bucket_mb")
-"""Columns that tell apart the steps of one cell."""
+"""Columns that distinguish the steps of one cell."""
 FP8_FUSED_SINCE = "2026-11-26T17:30"
 """Steps in FP8 that were measured earlier had compiled passes."""
 TOGETHER = ("size", "batch_size", "context", "vocab_size")
-"""Parameters of the ladder's cells whose rungs are alive together or one after another."""
+"""Parameters of the ladder's cells whose rungs exist together or one after another."""
 
 
 def predictions(tables: Mapping[str, DataFrame], known: Recorded | None = None) -> DataFrame:
     """The rows of `measured_steps` with `memory_predicted` and `time_predicted`, `memory_error` and `time_error`.
 
-    Of several possible peaks the nearest is taken. Errors are relative to what was measured, and NaN where nothing was,
-    or the GPU has no listed rates.
+    Of several possible peaks the nearest is taken. Errors are relative to the measurement, and NaN if there is none, or
+    if the GPU has no listed rates.
     """
     known = known or recorded()
     found = measured_steps(tables)
@@ -68,14 +68,14 @@ def measured_steps(tables: Mapping[str, DataFrame]) -> DataFrame:
     """One row per step that an experiment on training measured on a GPU.
 
     Columns: `experiment`, `label` of the size, `cell` in words, `kind` of step, `setting`, `gpu` and `gpu_memory`, the
-    peak `memory` in MiB, and `time` in ms; `device_bound`, whether the step is. In a host-bound one,
-    `time` is for how long the device works in the step, or NaN where ranks wait for each other.
+    peak `memory` in MiB, and `time` in ms; `device_bound`, whether the step is. In a host-bound step, `time` is the
+    device-busy time, or NaN if ranks wait for each other.
     """
     rows = [row for name in PREDICTED for row in _steps(name, tables[name])]
     columns = ["experiment", "label", "cell", "gpu", "gpu_memory", "setting", "memory", "time", "device_bound"]
     found = DataFrame(rows, columns=[*columns, "share", "group"])
     found["kind"] = [kind(setting) for setting in found["setting"]]
-    # Of several ranks: the device waits for other ranks too, so that the median of the cell's contenders decides.
+    # With several ranks, the device also waits for other ranks, so the median of the cell's contenders decides.
     several = found["share"].notna()
     busy = found["share"].astype(float)
     bound = ~(host_bound(1.0, busy.groupby(found["group"]).transform("median")) | host_bound(1.0, busy))
@@ -85,19 +85,19 @@ def measured_steps(tables: Mapping[str, DataFrame]) -> DataFrame:
 
 
 def judged(found: DataFrame, what: str) -> DataFrame:
-    """The predictions whose error counts: of `memory` all, of `time` those of device-bound steps."""
+    """The predictions whose error counts: all for `memory`, those of device-bound steps for `time`."""
     rows = found.dropna(subset=[f"{what}_error"])
     return rows if what == "memory" else rows[rows["device_bound"]]
 
 
 def summary(errors: Series) -> dict[str, float]:
-    """The number of `cells` with an error, and the `median` and the `most` of its size."""
+    """The number of `cells` with an error, and its `median` and maximum (`most`)."""
     size = errors.abs()
     return {"cells": len(size), "median": float(size.median()), "most": float(size.max())}
 
 
 def _steps(name: str, table: DataFrame) -> Iterator[dict[str, Any]]:
-    """Each measured step of an experiment, with what was measured of it."""
+    """Each measured step of an experiment, with its measurements."""
     experiment = EXPERIMENTS[name]
     details = [column for column in DETAILS if column in table]
     keys = [*parameters(experiment), *details]
@@ -139,7 +139,7 @@ def _steps(name: str, table: DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def _setting(name: str, step: Mapping[str, Any], median: Mapping[str, float]) -> Setting | None:
-    """The setting of a step; None of parts, and of a reader's own contender, which has no closed form."""
+    """The setting of a step; None for parts, and for a user's own contender, which has no closed form."""
     experiment = EXPERIMENTS[name]
     cell = experiment(**{key: step[key] for key in parameters(experiment)})
     if isinstance(cell, Leaderboard):
@@ -150,13 +150,13 @@ def _setting(name: str, step: Mapping[str, Any], median: Mapping[str, float]) ->
     return _settings(cell).get(key)
 
 
-@cache  # each contender, or rung, has rows of its own
+@cache  # each contender, or rung, has its own rows
 def _settings(cell: Experiment) -> Mapping[str, Setting]:
     return cell.training_steps()
 
 
 def _together(ladder: DataFrame) -> set[tuple[Any, ...]]:
-    """The cells whose rungs were alive together."""
+    """The cells whose rungs existed together."""
     orders = select(ladder, metric="order", value="interleaved")
     return set(orders[list(TOGETHER)].itertuples(index=False, name=None))
 
@@ -164,8 +164,8 @@ def _together(ladder: DataFrame) -> set[tuple[Any, ...]]:
 def _uncounted(name: str, cell: Mapping[str, Any], setting: Setting, together: set[tuple[Any, ...]]) -> float:
     """MiB of a step that its measured peak leaves out.
 
-    Symmetric memory is not the allocator's: the weights of `sharded_optimizer` in the experiment on FSDP. Where rungs
-    are alive together, cuBLAS's workspaces were there before all but the first.
+    Symmetric memory is not the allocator's: the weights of `sharded_optimizer` in the experiment on FSDP. If rungs
+    exist together, cuBLAS's workspaces existed before all rungs except the first.
     """
     if name == "fsdp" and setting.scheme == "sharded optimizer":
         return setting.weight_bytes * setting.weights / MIB
