@@ -1,1 +1,1 @@
-"""A machine's results as one file for others: `make` writes it, `read` opens an untrusted one, `check` judges it."""
+"""A machine's results as one file for others: `make` writes it, `read` opens an untrusted one, `check` checks it."""

@@ -33,7 +33,7 @@ from scripts.views.data import NOT_RUN, frame
 
 PASSED, FAILED, UNDECIDED = "passed", "failed", "cannot be decided"
 SHOWN = 3
-"""So many complaints, files or commits stand in a line."""
+"""Largest number of messages, files or commits in a line."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def metadata(bundle: Bundle) -> Finding:
 
 
 def machine(table: DataFrame) -> Finding:
-    """Name the machine and its versions; several processors are several machines."""
+    """Name the machine and its versions; different processors count as different machines."""
     values = {name: [str(value) for value in table[name].unique() if value != ""] for name in ("gpu", "cpu", *SOFTWARE)}
     counts = " and ".join(str(count) for count in sorted(table["gpu_count"].unique()) if count)
     versions = [f"{title} {' and '.join(values[name])}" for name, title in SOFTWARE.items() if values[name]]
@@ -104,8 +104,8 @@ def machine(table: DataFrame) -> Finding:
 
 
 def code(table: DataFrame) -> Finding:
-    """Count the rows by the code of this clone, and name the commits of the others."""
-    # Of a user's own code nothing is looked for: it is not here.
+    """Count the rows measured by this clone's code, and name the commits of the others."""
+    # A user's own code is not checked: it is not here.
     current = table["revisions"].map(lambda text: ":" not in text and bool(is_current(text)))
     others = Counter(table.loc[~current, "git_commit"])
     detail = f"{current.sum()} of {len(table)} rows are by the code of this clone"
@@ -134,7 +134,9 @@ def judged(checks: Sequence[Check], of_what: str) -> tuple[str, str]:
 
 
 def cards(bundle: Bundle) -> Finding:
-    """Check cards by the data sheet; their verdicts are by the cards before them, in this clone and in the bundle."""
+    """Check cards against the data sheet; their verdicts are based on earlier cards, in this clone and in the
+    bundle.
+    """
     if not bundle.cards:
         return Finding("cards", UNDECIDED, "none, which `snakemake card` makes")
     verdicts = judge_in_order({**read_cards(RECORDED / bundle.plan.machine, bundle.plan.machine), **bundle.cards})
@@ -144,7 +146,7 @@ def cards(bundle: Bundle) -> Finding:
 
 
 def claims(bundle: Bundle, covered: DataFrame, checks: Sequence[Check]) -> Finding:
-    """Compare coverage and self-checks in the bundle with those of this clone's code on its rows."""
+    """Compare the bundle's coverage and self-checks with the results of this clone's code for its rows."""
     own = {COVERAGE: covered, CHECKS: DataFrame([asdict(check) for check in checks])}
     others = [name for name, content in own.items() if bundle.files[name] != content.to_csv(index=False).encode()]
     if others:
@@ -156,7 +158,7 @@ def main(path: str) -> None:
     """Print the findings on a bundle.
 
     Raises:
-        SystemExit: one of them is a failure, or it is no bundle.
+        SystemExit: one of them failed, or it is not a bundle.
     """
     try:
         with opened(Path(path)) as bundle:

@@ -1,6 +1,6 @@
 """Pack a machine's results as one file that others can check: a zipped RO-Crate of the Workflow Run profile.
 
-The same results give the same bytes: every time in it is from the rows.
+The same results give the same bytes: all times in it are from the rows.
 """
 
 import hashlib
@@ -31,16 +31,16 @@ METADATA, PLAN, COVERAGE, CHECKS = "ro-crate-metadata.json", "plan.json", "cover
 CITATION, LICENSE, WORKFLOW, CONSTRAINTS = "CITATION.cff", "LICENSE", "Snakefile", "constraints.txt"
 REQUIRED = (METADATA, PLAN, COVERAGE, CHECKS, CITATION, LICENSE, WORKFLOW)
 STEM = r"(?!(?i:con|prn|aux|nul|com\d|lpt\d)\b)\w[\w.,=+-]{0,120}"
-"""A job's name, which no operating system takes for a device, a hidden file or a folder."""
+"""A job's name, which no operating system treats as a device, a hidden file or a folder."""
 NAME = re.compile(
     rf"{'|'.join(map(re.escape, (*REQUIRED, CONSTRAINTS)))}"
     rf"|raw/({'|'.join(KINDS)})/{STEM}\.csv(\.sha256)?|traces/{STEM}\.json\.gz",
     re.ASCII,
 )
 PIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*")
-"""A line of constraints: a package with its version, and nothing that an installer would fetch from elsewhere."""
+"""A line of constraints: a package with its version, without anything that an installer would fetch from elsewhere."""
 SAME_HERE = ("torch", "triton")
-"""Packages whose installed versions show whether this environment is the one that measured."""
+"""Packages whose installed versions show whether the measurements were made in this environment."""
 FORMATS = {".csv": "text/csv", ".json": "application/json", ".gz": "application/gzip"}
 PROFILES = {
     "https://w3id.org/ro/wfrun/process/0.5": "Process Run Crate",
@@ -63,7 +63,8 @@ def bundle(csvs: Sequence[str], plan: str, coverage: str, checks: str, output: s
         output: the bundle.
 
     Raises:
-        ValueError: no CSV file, a file that no measurement on the plan's machine wrote, or a name that no bundle has.
+        ValueError: no CSV file, a file that no measurement on the plan's machine wrote, or a name that is not allowed
+            in a bundle.
     """
     machine = read_plan(Path(plan)).machine
     if not csvs:
@@ -113,7 +114,8 @@ def measured_at(row: Row) -> datetime:
 
 
 def constraints(folder: Path, last: Row) -> bytes:
-    """The packages that measured: those in the machine's folder, or this environment's if its versions are the rows'.
+    """The packages of the measuring environment: those in the machine's folder, or this environment's if its versions
+    match the rows.
 
     Empty if neither is known.
     """
@@ -129,7 +131,7 @@ def constraints(folder: Path, last: Row) -> bytes:
 
 
 def describe(files: Files, rows: Rows) -> dict[str, Any]:
-    """The crate's description in JSON-LD, which anyone with the files can make again."""
+    """The crate's description in JSON-LD, which can be reproduced from the files."""
     crate = ROCrate(version="1.1")
     # The vocabulary of RO-Crate 1.1 is older than sha256.
     crate.metadata.extra_terms["sha256"] = "https://schema.org/sha256"

@@ -1,10 +1,10 @@
-"""Add measured results to the recorded ones: a machine's own folder, or a bundle of somebody else's.
+"""Add measured results to the recorded ones: a machine's own folder, or someone else's bundle.
 
 Launch: python -m scripts.bundle.promote results/nvidia-h200 recorded
         python -m scripts.bundle.promote nvidia-h200.crate.zip recorded
 
-Every file is read and checked first; recorded files of other jobs stay. A folder's own files take the place of earlier
-ones; a bundle's never do.
+Every file is read and checked first; recorded files of other jobs stay. A folder's own files replace earlier ones; a
+bundle's never do.
 """
 
 import sys
@@ -23,14 +23,14 @@ def promote(results: Path, recorded: Path, *, overwrite: bool = True) -> list[Pa
     """Copy a machine's CSV files, digests, cards and traces to its recorded ones, and return the copies.
 
     Args:
-        results: the folder of the machine's results.
-        recorded: the folder of its recorded results, which is named by its label.
-        overwrite: whether recorded files of the same names are replaced. If not, nothing recorded is changed: files
-            that are recorded already must be the same, and the rows of all files must be of different cells.
+        results: the folder of the machine's results. recorded: the folder of its recorded results, which is named by
+            its label. overwrite: whether recorded files of the same names are replaced. If not, recorded files do not
+            change: files that are already recorded must be identical, and the rows of all files must be of different
+            cells.
 
     Raises:
-        ValueError: a file that no measurement on this machine can have written, a symbolic link, neither a CSV file nor
-            a card, or a recorded file that must not be replaced; nothing is copied then.
+        ValueError: a file that was not written by a measurement on this machine, a symbolic link, neither a CSV file
+            nor a card, or a recorded file that must not be replaced; nothing is copied then.
     """
     csvs, there = csvs_in(results), [] if overwrite else csvs_in(recorded)
     files = measured_files(results, csvs)
@@ -69,7 +69,7 @@ def refuse_links(folder: Path, paths: Iterable[Path]) -> None:
 
 
 def promote_bundle(bundle: Path, recorded: Path) -> list[Path]:
-    """Copy the results in a bundle to the recorded ones of its machine, once its check has found no failure.
+    """Copy a bundle's results to the recorded ones of its machine, after its check found no failure.
 
     Args:
         bundle: the file.
@@ -78,7 +78,7 @@ def promote_bundle(bundle: Path, recorded: Path) -> list[Path]:
     Raises:
         ValueError: the check found one, or as `promote` and `opened`; nothing is copied then.
     """
-    # Here, since a machine's own results need no checks, whose imports take seconds.
+    # Imported here: a machine's own results need no checks, and their imports take seconds.
     from scripts.bundle.check import FAILED, findings
 
     with opened(bundle) as found:

@@ -1,4 +1,4 @@
-"""Read a bundle that anybody may have made: its files are data, and nothing of it is run, imported or fetched."""
+"""Read an untrusted bundle: its files are data, and nothing in it is run, imported or fetched."""
 
 import contextlib
 import gzip
@@ -34,18 +34,18 @@ MOST_ENTRIES = 2000
 LARGEST_ENTRY_MB = 50
 LARGEST_TOTAL_MB = 200
 MOST_SECONDS = 300
-"""Processor time of a check: thirty times that of a recorded machine."""
+"""CPU time of a check: thirty times that for a recorded machine."""
 MOST_GB = 4
-"""Address space of a check, above what is there before."""
+"""Address space of a check, in addition to what is used before."""
 MOST_LETTERS = 500
-"""Of a sentence, which may quote anything."""
+"""Largest length of a sentence, which may quote anything."""
 T = TypeVar("T")
 LABEL = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """The files of a bundle, read and validated; whether they can be believed is another question."""
+    """The files of a bundle, read and validated; whether they are plausible is checked separately."""
 
     files: Mapping[str, bytes]
     folder: Path
@@ -61,15 +61,15 @@ class Bundle:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Bundle]:
-    """Open a bundle in a temporary folder of its own.
+    """Open a bundle in its own temporary folder.
 
     Raises:
-        ValueError: it is no bundle, in one sentence.
+        ValueError: it is not a bundle, in one sentence.
     """
     with tempfile.TemporaryDirectory() as folder:
         try:
             found = read(read_archive(path), Path(folder))
-        except Exception as error:  # whatever a file that anybody may have made can cause
+        except Exception as error:  # whatever an untrusted file can cause
             raise ValueError(f"{path}: {without_folder(error, folder)}") from error
         yield found
 
@@ -83,7 +83,7 @@ def without_folder(error: Exception, folder: str | Path) -> str:
 
 
 def limit(path: str | Path) -> None:
-    """Limit this process's time and memory, since a bundle's numbers may ask for any amount of either."""
+    """Limit this process's time and memory, since a bundle's numbers may require any amount of either."""
     sentence = f"{path}: it takes more than {MOST_SECONDS} seconds of processor time; allowed: less"
 
     def end(*_: object) -> None:
@@ -93,7 +93,7 @@ def limit(path: str | Path) -> None:
     signal.signal(signal.SIGXCPU, end)
     seconds = int(time.process_time()) + MOST_SECONDS
     memory = psutil.Process().memory_info().vms + MOST_GB * 10**9
-    # The system itself ends a process that does not heed the signal within a minute.
+    # The system ends a process that does not react to the signal within a minute.
     for kind, limits in {resource.RLIMIT_CPU: (seconds, seconds + 60), resource.RLIMIT_AS: (memory, memory)}.items():
         with contextlib.suppress(OSError, ValueError):  # a lower limit holds, or macOS, which limits no address space
             resource.setrlimit(kind, limits)
@@ -103,7 +103,7 @@ def read_archive(path: Path) -> dict[str, bytes]:
     """Read the files of an archive. Nothing is written.
 
     Raises:
-        ValueError: it has something other than plain files with a bundle's names, or is larger than the limits here.
+        ValueError: it has something other than plain files with a bundle's names, or exceeds the limits here.
     """
     if not path.is_file():
         raise ValueError("there is no such file; allowed: a zip archive")
@@ -121,7 +121,7 @@ def read_archive(path: Path) -> dict[str, bytes]:
 
 
 def _content(packed: ZipFile, entry: ZipInfo) -> bytes:
-    """An entry's bytes: no more of them are unpacked than its directory says, and their CRC must be right."""
+    """An entry's bytes: no more are unpacked than its directory states, and their CRC must be right."""
     name = entry.orig_filename  # `filename` ends at a null byte
     if not NAME.fullmatch(name):
         raise ValueError(f"its entry {name!r} is none of a bundle's; allowed: see docs/sharing-results.md")
@@ -142,7 +142,7 @@ def read(files: Mapping[str, bytes], folder: Path) -> Bundle:
     """Write the files of a bundle into an empty folder, as a machine's results, and read them.
 
     Raises:
-        ValueError: a file is missing, or is not what its name says.
+        ValueError: a file is missing, or does not have the content that its name requires.
     """
     if missing := [name for name in REQUIRED if name not in files]:
         raise ValueError(f"it has no {missing[0]}; allowed: what `snakemake bundle` wrote")

@@ -1,6 +1,6 @@
-"""Pairs of honest runs: one program, timed in two launches on GPUs of one model with the same software.
+"""Pairs of unmodified runs: the same program, timed in two launches on GPUs of the same model with the same software.
 
-They come from the history of recorded/, which git keeps, and from folders of launches of the same jobs.
+They come from the git history of recorded/, and from folders of launches of the same jobs.
 """
 
 import csv
@@ -24,7 +24,9 @@ from cs336_systems.record.rows import Provenance, row_model
 from cs336_systems.record.validation import Row
 
 SLOWED = ("2026-11-22T14:52:41+00:00",)
-"""Recordings that were replaced since a self-check (scripts/checks/slowed_card.py) found their card slowed down."""
+"""Recordings that were replaced because a self-check (scripts/checks/slowed_card.py) found that their GPU was slowed
+down.
+"""
 SETTLED = "2026-11-21T10"
 """Earlier recordings have no clocks, and their steps were timed by other code."""
 VERSIONS = ("gpu", "driver", "cuda", "cudnn", "torch", "torch_files", "triton")
@@ -38,13 +40,13 @@ class Pair:
     metric: str
     bound: str
     runs: tuple[str, str]
-    """When each file was written, which tells the runs apart."""
+    """When each file was written, which identifies the runs."""
     a: Time
     b: Time
 
 
 def recorded_versions(folder: str) -> Iterator[tuple[Row, ...]]:
-    """The rows of each version of each CSV file that git's history has below a folder, if they can still be read."""
+    """The rows of each version of each CSV file in git's history below a folder, if they can still be read."""
     log = ["git", "log", "--format=", "--raw", "--no-abbrev", "--no-renames", "-m", "--", folder]
     lines = subprocess.run(log, capture_output=True, text=True, check=True).stdout.splitlines()
     raw = re.compile(r"/raw/(?!card/).*\.csv$")  # Runs of the card were on different GPUs.
@@ -56,7 +58,7 @@ def recorded_versions(folder: str) -> Iterator[tuple[Row, ...]]:
         try:
             yield tuple(parsed(content.decode("utf-8-sig")))
         except (KeyError, ValueError):
-            continue  # A parameter or contender that there is no longer.
+            continue  # A parameter or contender that no longer exists.
 
 
 def parsed(text: str) -> Iterator[Row]:
@@ -75,20 +77,20 @@ def same_program(a: Row, b: Row) -> bool:
         return False
     implementation = getattr(a, "implementation", "")
     if implementation == "plain_compiled":
-        return False  # PyTorch chooses its kernels anew in each launch, by timing them: once they were 5 % slower.
+        return False  # PyTorch chooses its kernels in each launch by timing them: once they were 5 % slower.
     if getattr(a, "revisions", "") == getattr(b, "revisions", ""):
         return True
     if a.experiment == "flash":
         contender = contender_of(implementation)
         same_package = not contender.package or getattr(a, "flash_attn", "") == getattr(b, "flash_attn", "")
         return same_package and (contender.foreign or contender.name == "plain")
-    # Not around attention of ours that has changed: what it leaves in the caches, other kernels find there.
+    # Not next to changed attention of ours: its data in the caches affects other kernels.
     others = ("attention", "all_reduce", "checkpointing", "end_to_end", "kernel_profile")
     return a.experiment in others and getattr(a, "attention", "plain") in ("plain", "sdpa")
 
 
 def pairs_of(runs: Iterable[Sequence[Row]]) -> list[Pair]:
-    """The pairs of consecutive runs of each cell, for its compared rows that the device paces."""
+    """The pairs of consecutive runs of each cell, for its compared device-bound rows."""
     by_key: dict[Key, list[tuple[Cell, float | None]]] = defaultdict(list)
     for rows in runs:
         cells = cells_of(rows)

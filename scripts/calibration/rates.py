@@ -2,8 +2,9 @@
 
 Launch: python -m scripts.calibration.rates, which writes cs336_systems/fit/recorded.json.
 
-The time is linear in the weights, so they are the least squares of relative errors, each at its least possible value or
-above. Fitted are whole steps, and the parts of a step that were measured alone: matmuls, attention, norms, the update.
+The time is linear in the weights, so they are a least-squares fit of relative errors, each at least its smallest
+possible value. The fit uses whole steps, and the parts of a step that were measured alone: matmuls, attention, norms,
+the update.
 """
 
 import json
@@ -29,7 +30,7 @@ from scripts.views.what_fits import HELD_BACK, judged, measured_steps, predictio
 
 RECORDED = Path("recorded/nvidia-h200/raw")
 OTHERS = sorted(set(Path("recorded").glob("*/raw")) - {RECORDED})
-"""Recorded machines to which nothing is fitted."""
+"""Recorded machines that are not used in the fit."""
 KINDS = list(asdict(Work()))
 DIGITS = 4
 
@@ -59,7 +60,7 @@ def observations(tables: Mapping[str, DataFrame]) -> Iterator[Observation]:
 
 
 def fit(observed: list[Observation]) -> dict[str, float]:
-    """The weights of least squares, none below its least; those of work that nobody did are assumed."""
+    """The least-squares weights, none below its minimum; weights without observations are assumed."""
     matrix = numpy.array([[getattr(each.work, kind) for kind in KINDS] for each in observed])
     times = numpy.array([each.milliseconds / 1e3 for each in observed])
     relative = matrix / times[:, None]
@@ -73,7 +74,7 @@ def fit(observed: list[Observation]) -> dict[str, float]:
 
 
 def at_least_zero(matrix: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
-    """Least squares with no negative solution: the active set method of Lawson & Hanson 1974, chapter 23."""
+    """Non-negative least squares: the active set method of Lawson & Hanson 1974, chapter 23."""
     solution = numpy.zeros(matrix.shape[1])
     passive = numpy.zeros(matrix.shape[1], dtype=bool)
     while not passive.all():
@@ -120,7 +121,7 @@ def errors_of(found: DataFrame) -> dict[str, Any]:
 
 
 def of_other(tables: Mapping[str, DataFrame], known: Recorded) -> dict[str, Any]:
-    """A recorded GPU model, its memory, and the errors of predictions with weights that were fitted to another."""
+    """A recorded GPU model, its memory, and the errors of predictions with weights fitted to another."""
     memory = int(max(table["gpu_memory"].max() for table in tables.values() if len(table)))
     return {"gpu": measured_gpu(tables), "memory": memory, **errors_of(predictions(tables, known))}
 
@@ -133,7 +134,7 @@ def launch_seconds(end_to_end: DataFrame) -> float:
 
 
 def held_out(observed: list[Observation], found: DataFrame, known: Recorded) -> Iterator[tuple[str, dict[str, float]]]:
-    """The errors of each size's steps, if the weights are fitted to the other sizes alone."""
+    """The errors of each size's steps, with weights fitted only to the other sizes."""
     for label, rows in found.groupby("label"):
         weights = fit([each for each in observed if each.label != label])
         rates = rates_of(known.gpu)
@@ -144,7 +145,7 @@ def held_out(observed: list[Observation], found: DataFrame, known: Recorded) -> 
 
 
 def rounded(values: Mapping[str, float]) -> dict[str, float]:
-    """Numbers of few digits, so that a file's changes can be read."""
+    """Numbers rounded to few digits, so that diffs of a file are readable."""
     return {key: value if isinstance(value, int) else float(f"{value:.{DIGITS}g}") for key, value in values.items()}
 
 

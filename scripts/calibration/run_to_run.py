@@ -1,9 +1,9 @@
-"""Fit how far times move from run to run to pairs of honest runs.
+"""Fit the variation of times from run to run to pairs of unmodified runs.
 
 Launch: python -m scripts.calibration.run_to_run [FOLDER ...]
 
-The GPU's pairs are those in the history of recorded/, and the CPU's those of launches of the same jobs in the given
-folders. Writes cs336_systems/compare/run_to_run.json; without folders the CPU's entry stays.
+The GPU's pairs come from the history of recorded/, the CPU's from launches of the same jobs in the given folders.
+Writes cs336_systems/compare/run_to_run.json; without folders the CPU's entry stays.
 """
 
 import json
@@ -23,11 +23,11 @@ from cs336_systems.compare.statistics import NORMAL, RunToRun, Time
 from scripts.calibration.pairs import Pair, from_history, from_launches
 
 TAIL = (0.8, 0.9, 0.95, 0.99, 0.995)
-"""Quantiles of the differences that must not exceed the normal distribution's."""
+"""Quantiles at which the differences must not exceed the normal distribution's."""
 SHARED = 8
-"""From this many rows of one bound on, what two runs' cells have in common is told apart: the cards differ."""
+"""From this many rows of one bound on, the common difference of two runs' cells is separated: the GPUs differ."""
 STARTS = ((0.004, 0.5, 0.2), (0.006, 0.1, 0.1), (0.002, 1.2, 0.3))
-"""Of the coefficients: base, spread and clock."""
+"""Names of the coefficients: base, spread and clock."""
 
 Numbers = NDArray[numpy.float64]
 
@@ -42,13 +42,13 @@ class Fit:
     largest: float
     """The largest difference, in deviations."""
     shared: float
-    """The largest difference that all cells of a bound shared, relative: of two cards, not of two runs."""
+    """The largest relative difference shared by all cells of a bound: between two GPUs, not between two runs."""
 
 
 def differences(pairs: Sequence[Pair]) -> tuple[Numbers, float]:
-    """Logarithms of the ratios without what the cells of two runs share, and the largest of what they share.
+    """Logarithms of the ratios without the common part of two runs' cells, and the largest common part.
 
-    Rented cards of one model differ by up to 2 %. Between two cards that is a difference; between two runs it is none.
+    Rented GPUs of the same model differ by up to 2 %. This is a difference between two GPUs, not between two runs.
     """
     logs = numpy.array([math.log(pair.b.median / pair.a.median) for pair in pairs])
     groups: dict[Any, list[int]] = defaultdict(list)
@@ -64,10 +64,11 @@ def differences(pairs: Sequence[Pair]) -> tuple[Numbers, float]:
 
 
 def fit(pairs: Sequence[Pair]) -> Fit:
-    """The tightest model in whose deviations honest differences have no heavier tail than a normal distribution.
+    """The tightest model for which the scaled differences of unmodified runs have no heavier tail than a normal
+    distribution.
 
-    It has the least mean logarithm of the deviations. The search goes along one coefficient after the other; after each
-    step all of them are scaled until the tail fits.
+    It has the smallest mean logarithm of the deviations. The search varies one coefficient at a time; after each step
+    all of them are scaled until the tail fits.
     """
     logs, shared = differences(pairs)
     times = [(pair.a, pair.b) for pair in pairs]

@@ -1,1 +1,1 @@
-"""The card: what each GPU of a machine reaches against what others of its model reach, with a verdict."""
+"""The card: the rates of each GPU of a machine compared with other GPUs of its model, with a verdict."""

@@ -1,4 +1,4 @@
-"""Make a machine's card of its rows: card.pdf and card.html.
+"""Make a machine's card from its rows: card.pdf and card.html.
 
 Launch: python -m scripts.card results/nvidia-h200/raw/card/20261124T070130-all.csv results/nvidia-h200
 """
@@ -16,7 +16,7 @@ from scripts.stages.writeup import environment
 
 
 def write_card(csvs: list[Path], folder: Path, recorded: Path = RECORDED) -> Verdict:
-    """Write the card of the rows of some CSV files into a folder, and return its verdict.
+    """Write the card for the rows of some CSV files into a folder, and return its verdict.
 
     Raises:
         ValueError: rows, or a recorded run, that cannot be read, in one sentence; nothing is written then.

@@ -1,4 +1,4 @@
-"""Why a GPU is slow, misconfigured or faulty, by what its driver reports, with the numbers that show it."""
+"""Why a GPU is slow, misconfigured or faulty, based on its driver's reports, with the numbers that show it."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -11,10 +11,10 @@ NAMED = 0.2
 """Share of the time in which the driver must name a throttle reason."""
 HEAT = ("HW thermal slowdown", "SW thermal slowdown")
 LOWER_CLOCK, LOWER_MEMORY_CLOCK = 0.93, 0.97
-"""Shares of the expected clock below which it is what slows a GPU."""
+"""Shares of the expected clock below which a low clock is the cause of a slow GPU."""
 LOWER_LIMIT = 0.99
 ENDED = ("CUDA error", "NCCL error", "its process", "it took longer")
-"""Parts of messages of a GPU that fails, not of a library that does not support it."""
+"""Parts of the messages of a failing GPU, not of a library that does not support it."""
 COMPUTE = ("matmul", "attention", "training")
 LINK = "link to other GPUs"
 READINGS = {
@@ -25,7 +25,7 @@ READINGS = {
     "power": ("power {} W", "power_limit", ""),
     "temperature": ("{} °C", "", ""),
 }
-"""A GPU's state in words, with the fact that bounds it, and the instrument that it matters for."""
+"""A GPU's state in words, with the fact that bounds it, and the affected instrument."""
 Explanation = tuple[str, str]
 """A cause, and the numbers that show it, in a sentence."""
 
@@ -47,11 +47,10 @@ def faults(facts: Facts, lines: Sequence[Line]) -> Iterator[Explanation]:
 
 
 def misconfigurations(facts: Facts, *, tf32: bool, cuda: str) -> Iterator[Explanation]:
-    """Modes and limits that are not the usual ones; what the driver does not report is none of them.
+    """Modes and limits that are not the usual ones; values that the driver does not report do not count.
 
     Args:
-        facts: what it reports.
-        tf32: whether fp32 matmuls were seen to round their inputs to TF32.
+        facts: the driver's reports. tf32: whether fp32 matmuls rounded their inputs to TF32.
         cuda: the version of CUDA that PyTorch was built for; may be empty.
     """
     if facts.get("mig") == "on":
@@ -73,12 +72,12 @@ def misconfigurations(facts: Facts, *, tf32: bool, cuda: str) -> Iterator[Explan
 
 
 def version(text: str) -> tuple[int, ...]:
-    """A version to compare."""
+    """A comparable version."""
     return tuple(int(part) for part in text.split("."))
 
 
 def neighbour(facts: Facts) -> Iterator[Explanation]:
-    """Another process that computes on the GPU, or on the CPU, while this one does nothing."""
+    """Another process that computes on the GPU, or on the CPU, while this one is idle."""
     busy, others = number(facts, "idle_utilization") or 0.0, number(facts, "other_processes") or 0
     if busy >= BUSY:
         who = f"{others:.0f} other process{'es' * (others != 1)} on it; " if others else ""
@@ -86,9 +85,9 @@ def neighbour(facts: Facts) -> Iterator[Explanation]:
 
 
 def explain(facts: Facts, slow: Sequence[Line]) -> Iterator[Explanation]:
-    """Explain slow lines of a GPU: one cause for all that computes and one for each other instrument.
+    """Explain slow lines of a GPU: one cause for all computing instruments, and one for each other instrument.
 
-    It is the one that most of the lines have, by the evidence of the line that is farthest from what is expected.
+    It is the most frequent cause, with the numbers of the line that is farthest from its expected rate.
     """
     if slow and (neighbours := list(neighbour(facts))):
         yield from neighbours
@@ -105,7 +104,7 @@ def explain(facts: Facts, slow: Sequence[Line]) -> Iterator[Explanation]:
 
 
 def slow_links(slow: Sequence[Line]) -> Iterator[tuple[str, str]]:
-    """Slow pairs of GPUs with the evidence, or else the one GPU that is in all of them."""
+    """Slow pairs of GPUs with their numbers, or the one GPU that is part of all of them."""
     pairs = {line.gpu: evidence(line, {}) for line in sorted(slow, key=lowest_share)}
     common = set.intersection(*(set(pair.split("-")) for pair in pairs)) if pairs else set()
     if len(common) == 1:
@@ -120,7 +119,7 @@ def lowest_share(line: Line) -> float:
 
 
 def cause_of(line: Line, facts: Facts) -> str:
-    """The cause that slows a line, by its GPU's state meanwhile."""
+    """The cause of a slow line, based on its GPU's state during the measurement."""
     clock, expected = line.state.get("sm_clock"), expected_clock(line, facts)
     lower = bool(clock and expected and clock < LOWER_CLOCK * expected)
     if line.instrument == "transfers" and narrow(line, facts):
@@ -141,7 +140,7 @@ def cause_of(line: Line, facts: Facts) -> str:
 
 
 def expected_clock(line: Line, facts: Facts) -> float | None:
-    """The clock at which the reference was measured, or else the GPU's highest."""
+    """The clock at which the reference was measured, otherwise the GPU's highest."""
     return (line.expected and line.expected.sm_clock) or number(facts, "max_sm_clock")
 
 

@@ -1,4 +1,4 @@
-"""Checks of recorded cards: whether their numbers can be those of such a GPU."""
+"""Checks of recorded cards: whether their numbers are possible for such a GPU."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ Cards = Mapping[str, Sequence[Any]]
 
 
 def possible(cards: Cards) -> list[Check]:
-    """Check what a data sheet allows."""
+    """Check against the data sheet."""
     tables = {name: DataFrame(map(vars, rows)) for name, rows in cards.items()}
     return [card_has_its_memory(tables), rates_are_below_the_peak(cards)]
 

@@ -1,4 +1,6 @@
-"""Expected rates, by recorded runs on the same model or else by its data sheet, and measured rates against them."""
+"""Expected rates, from recorded runs on the same model, otherwise from its data sheet, and measured rates compared with
+them.
+"""
 
 import math
 import statistics
@@ -11,9 +13,9 @@ from scripts.card.lines import Expected, Facts, Key, Line, number
 
 RECORDED, SHEET = "recorded", "data sheet"
 USUAL = {"bf16 8192": 0.70, "fp16 8192": 0.70, "fp32 8192": 0.75, "memory": 0.85, "transfers": 0.80, "all_reduce": 0.70}
-"""Which share of its data sheet's peak a GPU usually reaches."""
+"""The share of its data sheet's peak that a GPU usually reaches."""
 SHEET_MARGIN = 0.25
-"""How far below that share a rate may be: models differ, and with the power that a matmul may take."""
+"""How far below that share a rate may be: it depends on the model, and on the power that a matmul may draw."""
 PCIE_GB_PER_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 """GB/s of one lane in one direction, by PCIe's generation."""
 MARGIN = {
@@ -27,7 +29,7 @@ MARGIN = {
 }
 """How far below its reference a rate may be: GPUs of a model, and runs on one GPU, differ by some percent."""
 HOST_MARGIN = 0.4
-"""The same where the host's speed is what is measured: hosts differ."""
+"""The same if the host's speed is measured: hosts differ."""
 BY_HOST = ("by the host", "operators")
 WIDEST = 0.5
 
@@ -35,7 +37,9 @@ WIDEST = 0.5
 def expectations(
     gpu: str, lines: Iterable[Line], facts: Mapping[str, Facts], references: Iterable[Line]
 ) -> dict[Key, Expected]:
-    """The expected rate of each workload, by reference runs or else by the model's data sheet, if it is listed."""
+    """The expected rate of each workload, from reference runs, otherwise from the model's data sheet, if it is
+    listed.
+    """
     expected, recorded = {}, dict[Key, list[Line]]()
     if sheet := gpu_of(gpu):
         for line in lines:
@@ -66,7 +70,7 @@ def distribution(key: Key, lines: Sequence[Line]) -> Expected:
 
 
 def margin_of(instrument: str, work: str) -> float:
-    """How far a rate may be below its reference, or below those of the GPUs next to it."""
+    """How far a rate may be below its reference, or below the rates of the other GPUs in the machine."""
     return HOST_MARGIN if work in BY_HOST else MARGIN[instrument]
 
 
@@ -85,14 +89,16 @@ def sheet_peak(gpu: Gpu, line: Line, facts: Mapping[str, Facts]) -> float | None
 
 
 def pcie_peak(facts: Facts) -> float | None:
-    """GB/s of the widest and fastest link that a GPU and its slot have together; None if the driver does not say."""
+    """GB/s of the widest and fastest link supported by both the GPU and its slot; None if the driver does not report
+    it.
+    """
     generation, width = number(facts, "max_link_generation"), number(facts, "max_link_width")
     lane = PCIE_GB_PER_LANE.get(int(generation)) if generation else None
     return lane * width if lane and width else None
 
 
 def compared(line: Line, expected: Expected | None, lines: Iterable[Line]) -> Line:
-    """The line next to what is expected of it, and to the same workload on the other GPUs."""
+    """The line compared with its expected rate, and with the same workload on the other GPUs."""
     if line.value is None:
         return replace(line, expected=expected)
     others = [each.value for each in lines if each.key == line.key and each.gpu != line.gpu and each.value]

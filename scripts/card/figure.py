@@ -13,7 +13,7 @@ MOST_POINTS = 400
 
 
 def draw(rows: Sequence[Any], path: Path) -> bool:
-    """Draw the samples of each GPU, one after another; False, and nothing, where the driver reports none."""
+    """Draw the samples of each GPU, one after another; return False, and draw nothing, if the driver reports none."""
     sampled = [row for row in rows if row.work and row.n and row.metric in dict(PANELS)]
     if not sampled:
         return False

@@ -1,4 +1,6 @@
-"""A card's rows as lines, the rate of each workload on each GPU with the GPU's state meanwhile, and as facts."""
+"""A card's rows as lines, the rate of each workload on each GPU with the GPU's state during the measurement, and as
+facts.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -8,11 +10,11 @@ from cs336_systems.compare.cells import ALSO_COMPARED
 from cs336_systems.experiments.card import Card
 
 RATES = ALSO_COMPARED[Card.name]
-"""Metrics of which more is better; a line has one of them."""
+"""Metrics for which higher is better; a line has one of them."""
 Key = tuple[str, str]
 """Instrument and workload."""
 Facts = Mapping[str, str]
-"""Facts that the driver or the operating system reports of one GPU or CPU; empty texts where it does not."""
+"""Facts that the driver or the operating system reports of one GPU or CPU; empty texts if it does not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +26,9 @@ class Expected:
     """Share of the value by which a rate may be lower."""
     source: str
     gpus: int = 0
-    """How many recorded GPUs it is the median of."""
+    """The number of recorded GPUs in the median."""
     sm_clock: float | None = None
-    """Their SM clock meanwhile, MHz."""
+    """Their SM clock during the measurement, MHz."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,7 @@ class Line:
     value: float | None = None
     """Median of its samples; None if it could not be measured."""
     spread: float = 0.0
-    """Half of the distance from the 20th to the 80th percentile of its samples, as a share of the median."""
+    """Half the distance from the 20th to the 80th percentile of its samples, as a share of the median."""
     status: str = "ok"
     message: str = ""
     """Why it could not be measured."""
@@ -59,7 +61,7 @@ class Line:
 
     @property
     def key(self) -> Key:
-        """What it measures, on whichever GPU."""
+        """The measured quantity, on any GPU."""
         return (self.instrument, self.work)
 
     @property

@@ -19,7 +19,7 @@ TITLES = {
     "all_reduce": "All-reduce",
 }
 UNITS = {"launches": (1e6, "M/s"), "training": (1e3, "k tokens/s")}
-"""Units in which an instrument's rates are shown: a divisor, and the unit then."""
+"""Units in which an instrument's rates are shown: a divisor, and the resulting unit."""
 CPU_UNITS = UNITS | {"matmul": (1e-3, "GFLOP/s"), "attention": (1e-3, "GFLOP/s")}
 FACTS = {
     "name": "name",
@@ -52,7 +52,7 @@ FACTS = {
 }
 """Facts in the order of the table, in words."""
 TILES = {"matmul": "bf16", "memory": "copy", "attention": "", "training": ""}
-"""Instruments of the tiles, with the beginnings of the names of their workloads."""
+"""Instruments of the tiles, with the prefixes of their workloads' names."""
 
 
 def context(verdict: Verdict, picture: str) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def context(verdict: Verdict, picture: str) -> dict[str, Any]:
 
 
 def with_crosses(work: str) -> str:
-    """A workload's name as it is printed."""
+    """A workload's printed name."""
     return work.replace(" x ", " × ")
 
 
@@ -100,7 +100,7 @@ def tiles(lines: Iterable[Line]) -> Iterator[Tile]:
 
 
 def rates(lines: Iterable[Line], *, several: bool) -> Table:
-    """The rates of all workloads; where there are several GPUs, those of the slowest."""
+    """The rates of all workloads; with several GPUs, those of the slowest."""
     slowest: dict[Key, Line] = {}
     for line in lines:
         if line.value:
@@ -139,7 +139,7 @@ def in_red(text: str) -> Typst:
 
 
 def facts(gpus: Sequence[Facts]) -> Table:
-    """A table of the facts of each GPU; equal values of all GPUs stand once."""
+    """A table of the facts of each GPU; values that are equal on all GPUs are shown once."""
     rows = []
     for name, words in FACTS.items():
         values = ["" if name not in gpu else gpu[name] or "not reported" for gpu in gpus]

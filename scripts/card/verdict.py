@@ -1,4 +1,4 @@
-"""The verdict on a card: healthy, slowed, misconfigured or faulty, by what, and which numbers show it.
+"""The verdict on a card: healthy, slowed, misconfigured or faulty, with the cause and the numbers that show it.
 
 A pure function of rows: nothing is read or measured here.
 """
@@ -15,13 +15,13 @@ from scripts.card.lines import Facts, Line, facts_of, lines_of
 
 HEALTHY = "healthy"
 FAULTY, SLOWED, MISCONFIGURED = ORDER = ("faulty", "slowed", "misconfigured")
-"""From the worst on."""
+"""From the worst to the best."""
 LINKED = "all_reduce"
-"""The instrument whose lines are on pairs of GPUs."""
+"""The instrument that measures pairs of GPUs."""
 
 
 class Finding(NamedTuple):
-    """Something that is wrong with a GPU."""
+    """A problem with a GPU."""
 
     outcome: str
     """slowed, misconfigured or faulty."""
@@ -38,7 +38,7 @@ class Verdict:
     rows: Sequence[Any]
     """The rows that it follows from."""
     facts: Mapping[str, Facts]
-    """What the driver reports, by the GPU's number."""
+    """The driver's reports, by the GPU's number."""
     lines: Sequence[Line]
     findings: Sequence[Finding]
 
@@ -80,8 +80,8 @@ def judge(rows: Sequence[Any], earlier: Iterable[Verdict] = ()) -> Verdict:
     """Judge the GPUs of a machine.
 
     Args:
-        rows: the rows of a run; at least one.
-        earlier: the verdicts on other runs. Those without a fault, on the same model, are the reference.
+        rows: the rows of a run; at least one. earlier: the verdicts on other runs. Those without a fault on the same
+            model are the reference.
     """
     measured, facts = lines_of(rows), facts_of(rows)
     references = [line for other in earlier if is_reference(other, rows[0]) for line in other.lines]
@@ -94,7 +94,7 @@ def judge(rows: Sequence[Any], earlier: Iterable[Verdict] = ()) -> Verdict:
 
 
 def judge_in_order(runs: Mapping[str, Sequence[Any]]) -> dict[str, Verdict]:
-    """Judge runs by name, from the oldest on, each by those before it."""
+    """Judge runs by name, starting with the oldest, each by the previous ones."""
     verdicts: dict[str, Verdict] = {}
     for name in sorted(runs, key=lambda name: str(runs[name][0].utc)):
         verdicts[name] = judge(runs[name], verdicts.values())
@@ -113,14 +113,14 @@ def all_gpus(facts: Iterable[str], lines: Iterable[Line]) -> list[str]:
 
 
 def findings_on(gpu: str, origin: Any, facts: Mapping[str, Facts], lines: Iterable[Line]) -> Iterator[Finding]:
-    """What is wrong with one GPU; slow links to others are not among it."""
+    """The problems of one GPU, without slow links to others."""
     reported, own = facts.get(gpu, {}), [line for line in lines if line.gpu == gpu]
     slow = [line for line in own if line.slow and line.instrument != LINKED]
     explanations = {
         FAULTY: faults(reported, own),
         MISCONFIGURED: misconfigurations(reported, tf32=origin.tf32, cuda=origin.cuda),
     }
-    if reported.get("mig") != "on":  # A part of a GPU is not as fast as the whole.
+    if reported.get("mig") != "on":  # A part of a GPU is slower than the whole.
         nothing_compared = all(line.slow is None for line in own)
         explanations[SLOWED] = neighbour(reported) if nothing_compared else explain(reported, slow)
     for outcome, explained in explanations.items():
@@ -129,7 +129,7 @@ def findings_on(gpu: str, origin: Any, facts: Mapping[str, Facts], lines: Iterab
 
 
 def worst(findings: Iterable[Finding], lines: Iterable[Line]) -> str:
-    """The worst outcome of findings or, without any, whether anything could be compared."""
+    """The worst outcome of the findings; without findings, whether anything could be compared."""
     outcomes = {finding.outcome for finding in findings}
     usual = HEALTHY if any(line.slow is not None for line in lines) else UNDECIDED
     return next((outcome for outcome in ORDER if outcome in outcomes), usual)

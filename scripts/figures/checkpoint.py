@@ -13,11 +13,11 @@ from scripts.views.data import load_at_one_setting, one_model, select
 from scripts.views.units import memory_unit
 
 NONE = 0.5
-"""Where a model without checkpointing is on the logarithmic axis of segment lengths."""
+"""Position of a model without checkpointing on the logarithmic axis of segment lengths."""
 
 
 def draw(table: str, output: str) -> None:
-    """Memory next to step time; on a CPU, which counts no peak, what is saved for backward."""
+    """Memory next to step time; on a CPU, which counts no peak, the memory saved for backward."""
     data = one_model(load_at_one_setting("checkpointing", table))
     if not len(select(data, metric="step")):
         raise NotDrawn("not measured")
@@ -36,7 +36,7 @@ def draw(table: str, output: str) -> None:
 
 
 def draw_memory(axes: Axes, data: DataFrame) -> None:
-    """Measured memory as marks; the closed form as lines, a dash without checkpointing, also where memory ran out."""
+    """Measured memory as marks; the closed form as lines, a dash without checkpointing, also if memory ran out."""
     counted = len(select(data, metric="peak_memory")) > 0
     metric, quantity = ("peak_memory", "peak memory") if counted else ("saved_for_backward", "saved for backward")
     cells = data.drop_duplicates(["attention", "segment"]).sort_values("segment")

@@ -17,7 +17,7 @@ COLUMNS = 3
 
 
 def draw(table: str, second_table: str, output: str) -> None:
-    """One panel per device-bound cell; `second_table` is that of all-reduces, whose line has the model's constants."""
+    """One panel per device-bound cell; `second_table` has the all-reduces, whose line gives the model's constants."""
     rows = contenders(DataParallelTraining, load_at_one_setting("data_parallel", table))
     all_reduce = load_at_one_setting("all_reduce", second_table)
     told = preferred_cells(device_bound(rows))
@@ -54,7 +54,7 @@ def draw(table: str, second_table: str, output: str) -> None:
 
 
 def step_axis(axes: Axes, baseline: float) -> SecondaryAxis:
-    """A scale on the right of the step's time, the baseline beyond what is exposed."""
+    """A scale on the right for the step's time: the baseline plus the exposed communication."""
     step = axes.secondary_yaxis("right", functions=(partial(add, baseline), partial(add, -baseline)))
     step.spines["right"].set_visible(True)
     return step

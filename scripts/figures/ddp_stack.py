@@ -1,4 +1,4 @@
-"""Parts of a data-parallel step, wrapper by wrapper: compute, what communication adds, and idle time."""
+"""Parts of a data-parallel step, wrapper by wrapper: compute, the time that communication adds, and idle time."""
 
 from matplotlib.axes import Axes
 from pandas import DataFrame
@@ -11,7 +11,7 @@ from scripts.views.data_parallel import STACK, WITHOUT_COMMUNICATION, kinds, sta
 
 PANELS = 2
 COLOUR = [0, 4, 1, 7]
-"""The part's place among the colours."""
+"""The part's index among the colours."""
 
 
 def draw(table: str, output: str) -> None:

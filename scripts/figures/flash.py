@@ -13,11 +13,11 @@ BOTH = "forward_backward"
 SHOWN = (64, 128)
 """The head dimensions that models use."""
 LONG = 1024
-"""Shorter sequences do next to no work."""
+"""Shorter sequences compute almost nothing."""
 
 
 def draw(table: str, output: str) -> None:
-    """Two panels, head dimensions 64 and 128, in bf16; what the host slows down is left out."""
+    """Two panels, head dimensions 64 and 128, in bf16; host-bound times are omitted."""
     rows = load("flash", table)
     cells = select(call_table(rows), precision="bf16", **ONE_HEAD)
     cells = cells[cells["d"].isin(SHOWN) & ~cells["host_bound"]]
@@ -34,7 +34,7 @@ def draw(table: str, output: str) -> None:
                 axes.plot(own["sequence"], numpy.divide(flops, 1e9 * own["median"]), **look)
         powers(axes.xaxis, 2)
         axes.set(title=f"d = {d}", xlabel="sequence / tokens")
-    panels[0].set_ylim(bottom=0)  # shared, so once all is drawn
+    panels[0].set_ylim(bottom=0)  # shared, so after everything is drawn
     panels[0].set_ylabel("forward + backward / TFLOP/s")
     legend(panels, ncols=3, fontsize=7.5, handlelength=3)
     save(figure, output)

@@ -1,4 +1,4 @@
-"""Whether each block's weights are there in time in a forward pass, and how long the device pauses before it."""
+"""Whether each block's weights arrive in time in a forward pass, and how long the device pauses before it."""
 
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from scripts.rendering.style import NotDrawn, legend, look_of_line, save, subplots

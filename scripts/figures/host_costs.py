@@ -40,7 +40,7 @@ def draw_launches(axes: Axes, steps: DataFrame) -> None:
 
 
 def draw_processes(axes: Axes, rows: DataFrame) -> None:
-    """Each timed step in its process, and for how long the device works."""
+    """Each timed step in its process, and its device-busy time."""
     for place, (_, row) in enumerate(rows.iterrows()):
         count = len(row["samples"])
         places = [place + 0.5 * (number / max(count - 1, 1) - 0.5) for number in range(count)]

@@ -1,4 +1,4 @@
-"""One step in time: when the host launched, when the device ran which kind of kernel, and the stages."""
+"""One step over time: when the host launched kernels, when the device ran each kind of kernel, and the stages."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,17 +16,17 @@ from scripts.rendering.style import COLOURS, NotDrawn, annotate, save, subplots
 MICROSECONDS = 1e3
 """Per unit of the time axis, a millisecond."""
 ZOOM = 0.02
-"""How much of the step the lower panel shows on each side of the loss, or of the middle."""
+"""The part of the step in the lower panel on each side of the loss, or of the middle."""
 RESOLUTION = 1 / 2000
-"""Share of a panel's width that a launch, which has no length, is drawn as."""
+"""Width of a launch, which has no duration, as a share of its panel."""
 BINS = 200
-"""Parts of a panel, in each of which a lane is as high as the share of it that was busy."""
+"""Number of parts of a panel; in each, a lane's height is its busy share."""
 SHADES = ["0.90", "0.97"]
-"""Behind the stages, alternating."""
+"""Alternating background colours of the stages."""
 EDGE = 0.05
-"""A stage's name this close to a panel's edge, as a share of its width, goes to one side."""
+"""A stage's name this close to a panel's edge, as a share of its width, is moved to one side."""
 LANE = 0.8
-"""Height of what is drawn in a lane of height 1."""
+"""Height of the drawing in a lane of height 1."""
 
 
 def draw(trace: str, output: str) -> None:
@@ -103,7 +103,7 @@ def draw_window(
                 (left - origin) / MICROSECONDS, (right - origin) / MICROSECONDS, color=SHADES[number % 2], zorder=0
             )
             middle = (left + right) / 2
-            # A narrow stage at an edge has its name inside the panel.
+            # The name of a narrow stage at an edge is kept inside the panel.
             share = (middle - start) / (end - start)
             side = "left" if share < EDGE else "right" if share > 1 - EDGE else "center"
             annotate(axes, ((middle - origin) / MICROSECONDS, -0.6), stage.name, ha=side)
@@ -124,7 +124,7 @@ def busy_shares(intervals: Iterable[tuple[float, float]], window: tuple[float, f
 def visible(
     intervals: Iterable[tuple[float, float]], window: tuple[float, float], least: float
 ) -> Iterable[tuple[float, float]]:
-    """The parts of intervals that lie within a window, each wide enough to be seen."""
+    """The parts of intervals that lie within a window, each wide enough to be visible."""
     for left, right in intervals:
         if right >= window[0] and left <= window[1]:
             yield max(left, window[0]), min(max(right, left + least), window[1])

@@ -1,4 +1,4 @@
-"""Memory in use during a step, by what it is for: a forward pass without and with a graph, and a training step."""
+"""Memory in use during a step, by purpose: a forward pass without and with a graph, and a training step."""
 
 import numpy
 from matplotlib import pyplot
@@ -20,7 +20,7 @@ LOOKS = looks(HATCHES)
 LEAST_WIDTH = 0.1
 """Share of a panel that a stage takes even if nothing is allocated or freed in it."""
 NARROW = 0.2
-"""A stage with less than this share of its panel has its name written upwards."""
+"""The name of a stage with less than this share of its panel is written vertically."""
 
 
 def draw(table: str, output: str) -> None:

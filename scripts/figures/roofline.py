@@ -12,11 +12,13 @@ from scripts.views.roofline import FLASH, WHERE, block_kernels, fused_cell
 
 MARKERS = dict(zip(WHERE, ["o", "s", "D", "^", "v", "P", "X", "<", "*"], strict=True))
 REACH = (0.05, 3000)
-"""FLOPs per byte that are drawn."""
+"""Range of FLOPs per byte in the figure."""
 
 
 def draw(table: str, output: str) -> None:
-    """One panel per precision: rate against FLOPs per byte, with the roofs; our attention from the cell that has it."""
+    """One panel per precision: rate against FLOPs per byte, with the roofs; our attention is from the cell that uses
+    it.
+    """
     data = load_at_one_setting("kernel_profile", table)
     gpu = gpu_of(measured_gpu({"": data}))
     here = profiled_closely(data)

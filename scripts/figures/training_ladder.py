@@ -9,7 +9,7 @@ from scripts.views.data import load_at_one_setting, one
 from scripts.views.training_ladder import PARTS, SHAPE, ends, floor_table, rung_table
 
 COLOUR = [2, 1, 4, 3]
-"""The part's place among the colours."""
+"""The part's index among the colours."""
 ROOM = 1.35
 """The axis ends at this many times the second step: the first would hide the others."""
 
@@ -30,7 +30,7 @@ def draw(table: str, output: str) -> None:
 
 
 def draw_ladder(axes: Axes, ladder: DataFrame) -> None:
-    """A bar per rung, the part hatched that it saves of the one before."""
+    """A bar per rung; the time it saves over the previous one is hatched."""
     steps = list(ladder["step"])
     end = ROOM * max(steps[1:])
     places = range(len(steps))

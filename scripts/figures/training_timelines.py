@@ -10,7 +10,7 @@ from scripts.views.data import load_at_one_setting
 from scripts.views.data_parallel import shown_in_timelines
 
 ABOVE = ("compute", "optimizer")
-"""The kinds of work that are drawn above the axis."""
+"""The kinds of operations that are drawn above the axis."""
 NAMES = {
     "compute": "compute",
     "communication": "communication",
@@ -18,7 +18,7 @@ NAMES = {
     "all_gather": "all-gather",
     "reduce_scatter": "reduce-scatter",
 }
-"""Readers' words for the kinds of work."""
+"""The names of the kinds of operations for readers."""
 LOOKS = {kind: look(name, index, HATCHES[index]) for index, (kind, name) in enumerate(NAMES.items())}
 
 
@@ -44,7 +44,9 @@ def draw(table: str, output: str, *, experiment: str) -> None:
 
 
 def draw_step(axes: Axes, shares: dict[str, list[float]], length: float) -> None:
-    """The share of each part of a step in which work of each kind ran: communication below the axis, the rest above."""
+    """The share of each part of a step in which operations of each kind ran: communication below the axis, the rest
+    above.
+    """
     for kind, values in shares.items():
         edges = linspace(0, length, len(values) + 1)
         heights = array([*values, values[-1]]) * (1 if kind in ABOVE else -1)

@@ -1,4 +1,4 @@
-"""How far repeated steps scatter: every timed step against the median of its cell, and every cell's spread."""
+"""The scatter of repeated steps: every timed step against the median of its cell, and every cell's spread."""
 
 from pandas import DataFrame
 

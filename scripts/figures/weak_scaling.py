@@ -31,7 +31,7 @@ def draw(table: str, second_table: str, output: str) -> None:
 
 
 def draw_panel(axes: Axes, found: DataFrame, ranks: list[int]) -> None:
-    """A row per contender, with a mark for each number of ranks, and their numbers behind its name."""
+    """A row per contender, with a mark for each number of ranks, and the numbers after its name."""
     titles = list(dict.fromkeys(found["title"]))
     axes.axvline(100, color="black", linewidth=0.8, linestyle="--", label="no communication")
     for place, number in enumerate(ranks):
