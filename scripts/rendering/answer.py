@@ -24,7 +24,7 @@ OPERATIONS: dict[str, Callable[[float, float], float]] = {
     " / ": lambda first, second: first / second if second else nan,
     " - ": lambda first, second: first - second if first > second else nan,
 }
-"""Fields made from two others: a quotient, and by how much the first is larger."""
+"""Fields made from two others: the ratio, and the difference if the first is larger."""
 
 
 class _Missing(Exception):
@@ -35,7 +35,7 @@ class _Sentence(strings.Formatter):
     """Python's format strings over Typst markup, with units for format specifications."""
 
     def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Look a field up, unless what it is looked up in was not measured; some are made from two by OPERATIONS."""
+        """Look up a field, unless the object that has it was not measured; some are made from two by OPERATIONS."""
         for sign, operation in OPERATIONS.items():
             first, _, second = field_name.partition(sign)
             if second:
@@ -54,20 +54,20 @@ class _Sentence(strings.Formatter):
         name, _, unit = format_spec.partition(" ")
         if name == "span":
             return span(value, {"times": "×", "percent": "%"}.get(unit, unit))
-        filters: Mapping[str, Any] = FILTERS  # they differ in their arguments; those named here take one
+        filters: Mapping[str, Any] = FILTERS  # they differ in their arguments; the ones named here take one
         return filters[name](value) if name in filters else with_unit(value, format_spec)
 
 
 def say(*sentences: str, **values: Any) -> Typst:
-    """Join the sentences that can be said; one that names what was not measured is left out.
+    """Join the sentences whose values were measured; others are omitted.
 
     Args:
         sentences: Typst markup with fields, or a `Typst`, which is finished. `{name}` prints a string (escaped), markup
             or a whole number, `{row[column]}` that of a row; `{name:ms}` a number in a unit; `{name:times}` and the
-            like apply one of FILTERS; `{a / b:times}` prints a quotient, `{a - b:ms}` by how much a is larger, if it
-            is; `{name:span ms}` prints the least and the most of a pair.
-        values: by the names in the sentences. So a sentence about a number that is missing, or about a row that is
-            None, leaves no hole.
+            like apply one of FILTERS; `{a / b:times}` prints a ratio, `{a - b:ms}` a difference, if a is larger;
+            `{name:span ms}` prints the minimum and maximum of a pair.
+        values: by the names in the sentences. So a sentence about a missing number, or about a row that is None, leaves
+            no gap.
     """
     return Typst(" ".join(filter(None, (_filled(sentence, values) for sentence in sentences))))
 
@@ -82,13 +82,13 @@ def _filled(sentence: str, values: Mapping[str, Any]) -> str:
 
 
 class Facts:
-    """The values that the sentences of an answer share, by the names by which they name them."""
+    """The values that the sentences of an answer share, by the names used in the sentences."""
 
     def __init__(self, **values: Any) -> None:
         self._values = values
 
     def say(self, *sentences: str, **more: Any) -> Typst:
-        """Join the sentences that can be said of these values and `more`."""
+        """Join the sentences that these values and `more` can complete."""
         return say(*sentences, **{**self._values, **more})
 
 
@@ -109,7 +109,7 @@ def count(number: int, noun: str) -> Typst:
 
 
 def median_of(number: int, noun: str) -> Typst:
-    """Say of how many a value is typical, as in "1 cell" and "median of 3 cells"."""
+    """The number of values behind a median, as in "1 cell" and "median of 3 cells"."""
     return Typst(("" if number == 1 else "median of ") + count(number, noun))
 
 
@@ -156,9 +156,9 @@ class Answer:
     asked: str
     """The sub-question in a few words, as in "(b) Variability"."""
     verdict: str = ""
-    """One sentence of at most 100 characters that is understood without the rest; the first pages list it.
+    """One sentence of at most 100 characters that is understandable on its own; the first pages list it.
 
-    Empty where nothing was measured: then `missing` stands in its place.
+    Empty if nothing was measured: then `missing` replaces it.
     """
     more: str = ""
     """The rest of the answer, in bold like the verdict: with it at most 50 words."""
@@ -167,18 +167,18 @@ class Answer:
     reason: str = ""
     """Why, as measured columns show it: at most 120 words."""
     details: Evidence | Sequence[Evidence] = ()
-    """The part that only the web edition shows: long tables and further figures."""
+    """The part that is only in the web edition: long tables and further figures."""
     missing: str = NOT_HERE
     """The text in place of a verdict."""
 
     def __post_init__(self) -> None:
-        """Hold a single figure or table as a sequence, too, and no table without rows."""
+        """Store a single figure or table as a sequence, and drop tables without rows."""
         for name in ("evidence", "details"):
             object.__setattr__(self, name, _there(getattr(self, name)))
 
     @property
     def headline(self) -> Typst:
-        """The verdict, or why there is none."""
+        """The verdict, or the reason why there is none."""
         return Typst(self.verdict) or escape(self.missing)
 
     def markup(self, name: str, figure: Callable[[str], Typst]) -> Typst:

@@ -51,7 +51,7 @@ class Figure(BaseModel, extra="forbid", strict=True, frozen=True):
 
     @property
     def modules(self) -> list[str]:
-        """The modules whose code decides what it shows."""
+        """The modules whose code determines the figure."""
         scripts = ["scripts.stages.draw", f"scripts.figures.{self.script}"]
         experiments = [name for name in (self.table or TRACED[self.trace], self.second_table) if name]
         return [*scripts, *(f"cs336_systems.experiments.{name}" for name in experiments)]
@@ -116,7 +116,7 @@ def _check_files(contents: Contents, templates: Path) -> None:
 
 
 def check_name(what: str, name: str, allowed: Iterable[str]) -> None:
-    """Raise a ValueError that names what is allowed unless the name is."""
+    """Raise a ValueError that lists the allowed names unless the name is allowed."""
     if name not in (known := set(allowed)):
         raise ValueError(f"{what} is {name!r}; allowed: {', '.join(sorted(known))}")
 

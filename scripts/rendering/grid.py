@@ -9,9 +9,9 @@ from pandas import DataFrame
 from scripts.rendering.markup import NOT_MEASURED, Table, Typst, fixed, measured, significant
 
 NONE = "–"
-"""Stands in a table for what was not measured."""
+"""Placeholder in a table for values that were not measured."""
 Columns = Mapping[str, Mapping[str, str] | str]
-"""Columns' contents by their titles, or groups of such columns by the title above them."""
+"""Columns' contents by title, or groups of such columns by the title above them."""
 
 
 class _Missing(Exception):
@@ -34,7 +34,9 @@ FORMS: dict[str, Callable[[Any], str]] = {
     "GiB": lambda value: f"{value / 1024:.1f}",
     "star": lambda value: "*" if value else "",
 }
-"""Format specifications besides Python's; `share` is of a fraction in percent, `GiB` of MiB, `star` of what is true."""
+"""Additional format specifications: `share` formats a fraction in percent, `GiB` takes MiB, `star` marks true
+values.
+"""
 
 
 class _Cell(string.Formatter):
@@ -46,7 +48,7 @@ class _Cell(string.Formatter):
 
 
 def cell(form: str, row: Mapping[str, Any]) -> str:
-    """A format string over a row, or a dash if a number that it names was not measured; markup by itself stays so."""
+    """A format string over a row, or a dash if a number that it names was not measured; markup stays markup."""
     if isinstance(markup := row.get(form[1:-1]), Typst):
         return markup
     try:
@@ -56,14 +58,13 @@ def cell(form: str, row: Mapping[str, Any]) -> str:
 
 
 def grid(rows: DataFrame, columns: Columns, text_columns: int = 1, *, by: str = "") -> Table:
-    """The rows as a table; a column that has nothing but dashes is left out.
+    """The rows as a table; a column that has only dashes is omitted.
 
     Args:
-        rows: one per line; if `message` is not empty, it says why there are no numbers.
-        columns: each holds a format string over the columns of `rows`, as in "{median:.1f}", or the name of one whose
-            numbers get the same number of decimals.
-        text_columns: so many at the left are text.
-        by: a column that gives headings; the rows below each are together.
+        rows: one per line; if `message` is not empty, it says why there are no numbers. columns: each holds a format
+            string over the columns of `rows`, as in "{median:.1f}", or the name of a column whose numbers get the same
+            number of decimals. text_columns: the number of text columns on the left. by: a column of headings; the rows
+            below each heading are grouped.
     """
     lines: Any = rows.to_dict("records")
     whys = [why if isinstance(why := line.get("message"), str) else "" for line in lines]
@@ -104,11 +105,9 @@ def crossed(
 ) -> Table:
     """A table with a line for each value of one column, and a group of columns for each value of another.
 
-    Args:
-        rows: at most one for each pair of values, which are shown in the order in which they come.
-        line: the column that has a line for each value; `title` stands above it.
-        group: the column that has a group of columns for each value, in the order of `groups` if that is given.
-        columns: those of each group, as `grid` has them.
+    Args: rows: at most one for each pair of values, in display order. line: the column that has a line for each value;
+    `title` is above it. group: the column that has a group of columns for each value, in the order of `groups` if that
+    is given. columns: the columns of each group, as in `grid`.
     """
     places = {value: place for place, value in enumerate(groups or dict.fromkeys(rows[group]))}
     keys = {title: f"column{number}" for number, title in enumerate(columns)}

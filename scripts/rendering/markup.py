@@ -1,4 +1,4 @@
-"""Text, numbers and tables as Typst markup, with nothing in a string able to act as markup."""
+"""Text, numbers and tables as Typst markup; strings are escaped."""
 
 import json
 import math
@@ -15,11 +15,11 @@ FONT_FOLDER = Path(str(distribution("matplotlib").locate_file("matplotlib/mpl-da
 """Matplotlib's DejaVu Sans, the report's fallback font: it covers most alphabets and comes with a dependency."""
 NOT_MEASURED = "not measured"
 LONGEST_TABLE = 30
-"""Tables with more rows are in the web edition only."""
+"""Tables with more rows are only in the web edition."""
 
 
 class Typst(str):
-    """A string that is markup already; every other string is escaped."""
+    """A string that is already markup; every other string is escaped."""
 
     __slots__ = ()
 
@@ -27,7 +27,7 @@ class Typst(str):
 @cache
 def covered_characters() -> frozenset[int]:
     """Code points that the fallback font can print."""
-    from matplotlib.ft2font import FT2Font  # here, since most scripts print nothing but ASCII
+    from matplotlib.ft2font import FT2Font  # imported here, since most scripts print only ASCII
 
     return frozenset(FT2Font(str(FONT_FOLDER / "DejaVuSans.ttf")).get_charmap())
 
@@ -35,7 +35,7 @@ def covered_characters() -> frozenset[int]:
 def string(text: str) -> Typst:
     """A Typst string literal for code: control characters dropped, unprintable ones shown as their code point.
 
-    Typst prints nothing at all for a character that no font has, so a name in Chinese would vanish.
+    Typst prints nothing for a character that is in no font, so a name in Chinese would vanish.
     """
     visible = re.sub(r"[\x00-\x1f\x7f]+", " ", text)
     shown = re.sub(r"[^\x00-\x7f]", _printable, visible)
@@ -43,7 +43,7 @@ def string(text: str) -> Typst:
 
 
 def _printable(found: re.Match[str]) -> str:
-    """A character, or its code point where no font has it."""
+    """A character, or its code point if no font has it."""
     return found[0] if ord(found[0]) in covered_characters() else f"[U+{ord(found[0]):04X}]"
 
 
@@ -76,7 +76,7 @@ def measured(value: float | None) -> TypeGuard[float]:
 
 
 def fixed_point(value: float | None, decimals: int = 1, suffix: str = "", *, missing: str = "–") -> str:
-    """A number in a table's cell, or what stands there where it was not measured."""
+    """A number in a table's cell, or the placeholder if it was not measured."""
     return f"{value:.{decimals}f}{suffix}" if measured(value) else missing
 
 
@@ -114,7 +114,7 @@ milliseconds = partial(with_unit, unit="ms")
 
 
 def span(values: Sequence[float | None], unit: str) -> Typst:
-    """The least and the most of something, "3.0 ms to 4.0 ms", or the one number that they are after rounding.
+    """A minimum and a maximum, "3.0 ms to 4.0 ms", or a single number if they are equal after rounding.
 
     `unit` is that of the numbers; "×" for ratios, "%" for fractions.
     """
@@ -139,7 +139,7 @@ class Tile:
     meaning: str
     """The figure's meaning: markup, or any other string, which is escaped."""
     quantity: str = ""
-    """Its identity among the figures of another machine over the same cells; empty if it is not compared."""
+    """Its key among another machine's figures over the same cells; empty if it is not compared."""
 
 
 FILTERS = {
@@ -184,7 +184,7 @@ class Table:
     rows: Sequence[Sequence[str]]
     text_columns: int = 1
     groups: Sequence[tuple[str, int]] = ()
-    """A first header row: titles and the number of columns each spans; one that spans none is left out."""
+    """A first header row: titles and the number of columns each spans; a title that spans none is omitted."""
 
     def markup(self) -> Typst:
         """The table; a cell that starts with "not measured" spans to the right over the empty ones."""

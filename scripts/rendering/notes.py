@@ -1,4 +1,4 @@
-"""A reader's own words: notes/SECTION.md, a subset of Markdown with numbers by name, as Typst markup.
+"""A user's own notes: notes/SECTION.md, a subset of Markdown with numbers by name, as Typst markup.
 
 Paragraphs, lists (`- `), **bold**, *italic*, `code`, [links](https://...) and numbers: {EXPERIMENT METRIC KEY=VALUE}
 must name one measured row. The rules list the files before anything runs: no pandas here.
@@ -52,7 +52,7 @@ def read_notes(sections: Collection[str], tables: Mapping[str, Any], folder: Pat
 
 
 def note(text: str, number: Callable[[str], Typst]) -> Typst:
-    """Markdown as markup; `number` looks up what is in braces."""
+    """Markdown as markup; `number` looks up the names in braces."""
     return Typst("\n\n".join(blocks(text, number)))
 
 
@@ -65,7 +65,7 @@ def blocks(text: str, number: Callable[[str], Typst]) -> Iterator[str]:
 
 
 def inline(text: str, number: Callable[[str], Typst]) -> str:
-    """A line, of which everything but the marks of SPAN is literal."""
+    """A line; everything except the marks of SPAN is literal."""
     parts, end = [], 0
     for found in SPAN.finditer(text):
         parts += [literal(text[end : found.start()]), marked(found, number)]
@@ -74,7 +74,7 @@ def inline(text: str, number: Callable[[str], Typst]) -> str:
 
 
 def literal(text: str) -> str:
-    """Text that cannot act as markup."""
+    """Escaped text."""
     return escape(text) if text else ""
 
 
@@ -89,7 +89,7 @@ def marked(found: re.Match[str], number: Callable[[str], Typst]) -> str:
 
 
 def number(name: str, tables: Mapping[str, Any]) -> Typst:
-    """The number that a name stands for, with its unit: the median, unless another statistic follows the metric."""
+    """The number for a name, with its unit: the median, unless another statistic follows the metric."""
     experiment, metric, *wanted = [*name.split(), "", ""]
     metric, _, statistic = metric.partition(".")
     check_name(f"the experiment of {{{name}}}", experiment, tables)

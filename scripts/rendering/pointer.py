@@ -1,4 +1,4 @@
-"""Say in a figure's SVG what its points and bars stand for, so that the page can show it at the pointer."""
+"""Write the meaning of a figure's points and bars into its SVG, so that the page can show it at the pointer."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -13,13 +13,13 @@ from matplotlib.ticker import FixedLocator
 from matplotlib.transforms import Transform
 
 MOST = 400
-"""Points of one line or cloud: more cannot be separated by a pointer."""
+"""Largest number of points of one line or cloud: more cannot be separated by a pointer."""
 Mark = tuple[float, float, str]
-"""Where something is drawn, in the SVG's coordinates, and what it is."""
+"""The position of a mark, in the SVG's coordinates, and its meaning."""
 
 
 class Values(Artist):
-    """Draws nothing: while the figure is drawn, it writes down where everything is."""
+    """Draws nothing: while the figure is drawn, it records the position of each mark."""
 
     def draw(self, renderer: Any) -> None:
         """Write the marks of all panels into the SVG as an element that is not shown."""
@@ -54,7 +54,7 @@ def marks_of(axes: Axes) -> Iterator[Mark]:
 def points(
     told: Callable[..., str], label: object, values: Any, transform: Transform, places: Any = None
 ) -> Iterator[Mark]:
-    """Each of a few values, or none of many; `places` are theirs where they are drawn elsewhere."""
+    """All values if they are few, otherwise none; `places`: their positions if they are drawn elsewhere."""
     if len(values) <= MOST:
         for place, value in zip(transform.transform(values if places is None else places), values, strict=True):
             if numpy.isfinite([*place, *value]).all():
@@ -62,7 +62,7 @@ def points(
 
 
 def in_words(axes: Axes) -> Callable[..., str]:
-    """The function that tells what is drawn at a place of a panel: panel and name, then each axis with its value."""
+    """The function that describes a position in a panel: panel and name, then each axis with its value."""
     ways = []
     both = (
         (axes.xaxis, axes.get_shared_x_axes(), axes.figure.get_supxlabel()),

@@ -1,6 +1,7 @@
 """All rows of the tables as one JSON text for the page's explorer, column by column, as the CSV files have them.
 
-The tables were validated when they were made, so they are only read here; no pandas, which takes a second to import.
+The tables were validated when they were written, so they are only read here, without pandas, which takes a second to
+import.
 """
 
 import csv
@@ -30,7 +31,9 @@ def rows_json(plan: Plan, tables: Mapping[str, Path], reference: Mapping[str, Se
 
 
 def described(plan: Plan, experiment: str, files: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
-    """An experiment's rows, by machine, with what its parameters and metrics mean and what measures each cell."""
+    """An experiment's rows, by machine, with the meanings of its parameters and metrics, and the code that measures
+    each cell.
+    """
     kind = EXPERIMENTS[experiment]
     names = parameters(kind)
     jobs = list(plan.jobs[experiment].values())
@@ -43,7 +46,7 @@ def described(plan: Plan, experiment: str, files: Mapping[str, Sequence[Path]]) 
     def job(row: Mapping[str, str]) -> int:
         return job_of.get(tuple(row[name] for name in names), len(jobs))
 
-    # In the order of the plan, which a reader knows, but one machine after the other.
+    # In the order of the plan, which the reader knows, one machine after the other.
     rows = [
         {"machine": machine, **row}
         for machine, paths in files.items()
@@ -70,5 +73,5 @@ def read_rows(kind: type[Experiment], path: Path) -> Iterator[dict[str, str]]:
 
 
 def text(value: object) -> str:
-    """A value as the CSV files have it."""
+    """A value as in the CSV files."""
     return "" if value is None else str(value)

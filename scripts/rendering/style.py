@@ -1,4 +1,4 @@
-"""The look of all figures: vector graphics, colours that the colour-blind can tell apart, marks that survive grey."""
+"""The look of all figures: vector graphics, colours for the colour-blind, marks that are distinguishable in grey."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, StrMetho
 
 from scripts.rendering.pointer import Values
 
-# Okabe & Ito 2008, ordered so that neighbours differ in lightness too.
+# Okabe & Ito 2008, ordered so that neighbours also differ in lightness.
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#999999"]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
 LINES: list[Any] = ["-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (3, 1)), (0, (1, 2.5))]
-"""Styles of lines, so that those of one panel stay apart in grey too."""
+"""Line styles, so that the lines of a panel are also distinguishable in grey."""
 HATCHES = ["", "///", "...", "xxx", "\\\\\\"]
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 WIDTH = 6.3
@@ -32,7 +32,7 @@ pyplot.rcParams.update(
         "axes.spines.right": False,
         "axes.spines.top": False,
         "axes.titlesize": "medium",
-        "axes.titley": 1.0,  # where it is anyway: to look for ticks above it takes as long as a tenth of a figure
+        "axes.titley": 1.0,  # its default place: looking for ticks above it takes a tenth of a figure's time
         "figure.constrained_layout.use": True,
         "font.size": 9,
         "grid.alpha": 0.3,
@@ -42,7 +42,7 @@ pyplot.rcParams.update(
         "lines.linewidth": 1.4,
         "lines.markersize": 4.5,
         "svg.hashsalt": "cs336-systems",  # the same picture gives the same bytes
-        "text.parse_math": False,  # a kernel's or a size's name may have dollar signs
+        "text.parse_math": False,  # a kernel's or a size's name may contain dollar signs
     }
 )
 
@@ -52,17 +52,17 @@ Look = dict[str, Any]
 
 
 def look(label: str, colour: int, hatch: str) -> Look:
-    """A name and a filling of one of COLOURS."""
+    """A name and a fill with one of COLOURS."""
     return {"label": label, "facecolor": COLOURS[colour], "hatch": hatch, "edgecolor": "white", "linewidth": 0.3}
 
 
 def looks(hatches: Mapping[str, str]) -> dict[str, Look]:
-    """The filling of each area of a stack, by its name, from its hatch."""
+    """The fill of each area of a stack, by its name, from its hatch."""
     return {name: look(name, index, hatch) for index, (name, hatch) in enumerate(hatches.items())}
 
 
 def look_of_bar(label: str, index: int) -> Look:
-    """A name and the filling of one of several parts or groups of bars."""
+    """A name and the fill of one of several parts or groups of bars."""
     return look(label, index % len(COLOURS), HATCHES[index % len(HATCHES)])
 
 
@@ -73,13 +73,13 @@ def look_of_line(index: int) -> dict[str, Any]:
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Write the figure as SVG without a date, with what its marks stand for."""
+    """Write the figure as SVG without a date, with the meanings of its marks."""
     if layout := figure.get_layout_engine():
-        # What is inside its panel need not be measured.
+        # Parts inside their panel need not be measured.
         for axes in figure.axes:
             for artist in (*axes.spines.values(), *axes.lines, *axes.patches, *axes.collections):
                 artist.set_in_layout(False)
-        # Left to savefig, the layout would cost a drawing that nobody sees.
+        # In savefig, the layout would cost an additional drawing.
         layout.execute(figure)
         figure.set_layout_engine("none")
     figure.add_artist(Values())
@@ -94,9 +94,9 @@ def subplots(columns: int = 1, height: float = 2.6, *, rows: int = 1, sharey: bo
 
 
 def legend(panels: Sequence[Axes], **options: Any) -> None:
-    """Show each name in the panels once, below them, with the look of what is drawn under that name.
+    """Show each name in the panels once, below them, with the look of the elements with that name.
 
-    All legends are made here: what is drawn says its own name, so that no name can be put next to another colour.
+    All legends are made here: each element has its own name, so a name cannot be shown next to a wrong colour.
     """
     shown: dict[str, Any] = {}
     for axes in panels:
@@ -106,7 +106,7 @@ def legend(panels: Sequence[Axes], **options: Any) -> None:
 
 
 class NotDrawn(Exception):
-    """Raised where there is nothing to draw, with the reason."""
+    """Raised if there is nothing to draw, with the reason."""
 
 
 def save_note(text: str, path: str | Path) -> None:
@@ -120,7 +120,7 @@ def save_note(text: str, path: str | Path) -> None:
 def stacked_bar(
     axes: Axes, position: float, width: float, parts: Mapping[str, float], looks: Mapping[str, Look], **text: Any
 ) -> None:
-    """A bar of parts on top of each other, with a text above it, in the words of `annotate`."""
+    """A stacked bar, with a text above it; options as in `annotate`."""
     bottom = 0.0
     for name, size in parts.items():
         axes.bar(position, size, width, bottom=bottom, **looks[name])
@@ -129,7 +129,7 @@ def stacked_bar(
 
 
 def annotate(axes: Axes, place: tuple[float, float], text: str, **look: Any) -> None:
-    """A text just above a place, unless `look` says otherwise, in the words of `Axes.annotate`."""
+    """A text just above a position, unless `look` sets another; options as in `Axes.annotate`."""
     usual: dict[str, Any] = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "fontsize": 7}
     axes.annotate(text, place, **usual | look)
 
@@ -145,7 +145,7 @@ def log_scale(axis: XAxis | YAxis) -> None:
 
 
 def powers(axis: XAxis | YAxis, base: int = 10) -> None:
-    """A logarithmic axis whose ticks are powers of its base, as in 2¹⁰: plain text, since nothing is parsed as math."""
+    """A logarithmic axis whose ticks are powers of its base, as in 2¹⁰: as plain text, since math is not parsed."""
     set_scale = axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale
     set_scale("log", base=base)
     axis.set_major_formatter(

@@ -1,1 +1,3 @@
-"""The steps that the rules run, from tables to pages: measured rows in, files of the results folder out."""
+"""The steps that the rules run, from tables to pages: they read measured rows and write files into the results
+folder.
+"""

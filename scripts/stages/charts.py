@@ -1,4 +1,4 @@
-"""Pack the library that draws the page's charts, Vega-Lite, as one script that fetches nothing."""
+"""Pack the library for the page's charts, Vega-Lite, as one script that works offline."""
 
 from pathlib import Path
 from typing import Any

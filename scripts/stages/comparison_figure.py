@@ -16,17 +16,17 @@ LOOKS: Mapping[str, tuple[str, str, float]] = {
     FASTER: (COLOURS[2], "<", 5),
     SLOWER: (COLOURS[5], ">", 5),
 }
-"""Colour, mark and size of each verdict, those that matter most on top."""
+"""Colour, mark and size of each verdict, the most important ones on top."""
 SPREAD = 0.32
-"""Half the height of an experiment's marks, in the distance of two experiments."""
+"""Half the height of an experiment's marks, relative to the distance of two experiments."""
 TICKS = ((1.8, (1.5, 2.0, 3.0)), (1.25, (1.1, 1.25, 1.5)), (0.0, (1.05, 1.1, 1.2)))
-"""Ratios above 1 that are written on the axis, by the largest one that is shown."""
+"""Ratios above 1 that are labelled on the axis, by the largest one shown."""
 WIDEST = 3.0
 """Ratios beyond this are drawn at the edge."""
 
 
 def draw(comparison: Mapping[str, Any], output: Path) -> None:
-    """Ratios on a logarithmic axis, with the interval of each time that changed; host-bound times are left out."""
+    """Ratios on a logarithmic axis, with the interval of each time that changed; host-bound times are omitted."""
     cells = DataFrame(cell for cell in comparison["cells"] if cell["bound"] != "host")
     if not len(cells):
         save_note("all times are host-bound, so no ratio is drawn", output)

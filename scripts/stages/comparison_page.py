@@ -1,7 +1,7 @@
 """A comparison as a PDF and as a page of the web edition, with one figure.
 
-Launch: python -m scripts.stages.comparison_page COMPARISON.json FOLDER, with the file that `python -m
-cs336_systems.compare --json` wrote; makes comparison.pdf, .html, .svg and .typ in the folder.
+Launch: python -m scripts.stages.comparison_page COMPARISON.json FOLDER, with the file written by `python -m
+cs336_systems.compare --json`; writes comparison.pdf, .html, .svg and .typ into the folder.
 """
 
 import json
@@ -39,9 +39,9 @@ COSTS: Columns = {
     "price of 10⁶ tokens": {"A": "{price_a:.3g}", "B": "{price_b:.3g}"},
     "J per token": {"A": "{joules_a:.3g}", "B": "{joules_b:.3g}"},
 }
-"""Columns of the tables, as `grid` has them."""
+"""Columns of the tables, as in `grid`."""
 SHOWN = 30
-"""Rows of a table on paper; the web edition has all."""
+"""Number of rows of a table on paper; the web edition has all."""
 MOST_NAMED = 10
 
 Comparison = Mapping[str, Any]
@@ -97,7 +97,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def uncalibrated(cells: Sequence[Comparison]) -> str:
-    """The sentence about times that communication bounds; empty if there are none."""
+    """The sentence about communication-bound times; empty if there are none."""
     count = sum(cell["reason"] == NOT_CALIBRATED for cell in cells)
     subject = "1 time is" if count == 1 else f"{count} times are"
     return f"{subject} {NOT_CALIBRATED}, so without a verdict." if count else ""
@@ -110,7 +110,7 @@ def most_changed(cells: Sequence[Comparison], verdict: str) -> list[Comparison]:
 
 
 def differing(differs: Mapping[str, Sequence[str]]) -> Typst:
-    """A table of differences between the two runs, or the sentence that there are none."""
+    """A table of differences between the two runs, or a sentence if there are none."""
     if not differs:
         return escape("Both runs have the same hardware, driver, versions and commit.")
     return Table(["", "A", "B"], [[NAMES.get(name, name), *both] for name, both in differs.items()], 3).markup()
@@ -165,7 +165,7 @@ def costs_caption(cells: Sequence[Comparison]) -> str:
 
 
 def reasons(cells: Sequence[Comparison]) -> Table:
-    """How many times cannot be decided, by reason."""
+    """The number of undecided times, by reason."""
     counts = Counter(
         re.sub(r"only a change.*", "the change is too small to be detected", cell["reason"]) for cell in cells
     )
@@ -174,7 +174,7 @@ def reasons(cells: Sequence[Comparison]) -> Table:
 
 
 def only(comparison: Comparison) -> Typst:
-    """The cells that one side alone has, counted and named."""
+    """The cells that only one side has, counted and named."""
     sentences = []
     for side in ("A", "B"):
         names = comparison[f"only_{side.lower()}"]
@@ -186,7 +186,7 @@ def only(comparison: Comparison) -> Typst:
 
 def write(comparison_file: Path, folder: Path) -> None:
     """Write the figure, the PDF and the page."""
-    from scripts.stages.comparison_figure import draw  # here, since it imports matplotlib
+    from scripts.stages.comparison_figure import draw  # imported here, since it imports matplotlib
 
     comparison = json.loads(comparison_file.read_text(encoding="utf-8"))
     folder.mkdir(parents=True, exist_ok=True)

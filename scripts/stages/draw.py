@@ -1,4 +1,4 @@
-"""Draw the figures of the report, each anew only if its code, its options or its source has changed."""
+"""Draw the figures of the report, each only if its code, its options or its source has changed."""
 
 import gc
 import hashlib
@@ -13,10 +13,10 @@ from scripts.tools.processes import in_processes
 
 
 def draw(script: str, options: Mapping[str, str], output: str, **source: str) -> None:
-    """Have the module of scripts/figures draw its source, a path, as an SVG at another.
+    """Let a module of scripts/figures draw its source file as an SVG.
 
-    The source is named: `table`, and `second_table` if it needs one, or `trace`, which is empty if there is none;
-    closed forms have none.
+    The source is a keyword argument: `table`, and `second_table` if needed, or `trace`, which is empty if there is
+    none; closed forms have no source.
     """
     try:
         importlib.import_module(f"scripts.figures.{script}").draw(**source, output=output, **options)
@@ -25,7 +25,7 @@ def draw(script: str, options: Mapping[str, str], output: str, **source: str) ->
 
 
 def draw_if_changed(script: str, options: Mapping[str, str], output: str, code: str, source: Mapping[str, str]) -> None:
-    """Draw a figure unless its SVG ends with the digest of what it is drawn from; `code` is that of its code."""
+    """Draw a figure unless its SVG ends with the digest of its sources; `code` is the digest of its code."""
     digest = hashlib.sha256(repr((code, options)).encode())
     for path in source.values():
         digest.update(Path(path).read_bytes() if path else b"")
@@ -42,8 +42,8 @@ def draw_if_changed(script: str, options: Mapping[str, str], output: str, code: 
 if __name__ == "__main__":
     snakemake: Any  # set by Snakemake
     with log_to(snakemake.log[0]):
-        # A figure's many objects go with its process: to search them for garbage takes an eighth of the time.
+        # A figure's many objects are freed with its process; garbage collection would take an eighth of the time.
         gc.disable()
-        # Before the processes fork, so that none has to.
+        # Before the processes fork, so that it is done once.
         importlib.import_module("scripts.views.data")
         in_processes(draw_if_changed, snakemake.params.figures, snakemake.threads)

@@ -1,4 +1,4 @@
-"""The self-checks: what must hold if the numbers are to be believed."""
+"""The self-checks: conditions that valid numbers must satisfy."""
 
 import importlib
 from collections.abc import Iterator, Mapping

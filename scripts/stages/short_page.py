@@ -1,4 +1,4 @@
-"""A short Typst source as a page of the web edition that works offline, without contents and explorer."""
+"""A short Typst source as an offline page of the web edition, without contents and explorer."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def write_pages(text: str, folder: Path, name: str, *, text_columns: int = 2) ->
 
 
 def inline(picture: Path) -> str:
-    """A picture's SVG for a source, since Typst reads no file outside the project's folder, where results may be."""
+    """A figure's SVG for a source, since Typst cannot read files outside the project's folder, where results may be."""
     return picture.read_text(encoding="utf-8").replace("\n", " ")
 
 

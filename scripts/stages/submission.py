@@ -1,4 +1,4 @@
-"""Make what the course wants handed in, and prove it: code.zip, whose tests run where nothing else is, and writeup.pdf.
+"""Make the course's submission and test it: code.zip, whose tests run in an empty folder, and writeup.pdf.
 
 Launch: python -m scripts.stages.submission results/cpu/writeup.pdf submission
 """
@@ -17,28 +17,28 @@ from scripts.tools.project_files import ProjectFiles, project_files
 
 CODE, WRITEUP = "code.zip", "writeup.pdf"
 LARGEST_MB = 100
-"""Gradescope takes no larger file."""
+"""Gradescope accepts no larger file."""
 SHOWN = 10
-"""So many names stand in a message."""
+"""Largest number of names in a message."""
 
 
 def pack_project(folder: Path, names: Sequence[str], archive: Path) -> None:
-    """Pack the named files of the project's folder, those that may be run as such."""
+    """Pack the named files of the project's folder, with the modes of executables."""
     programs = [name for name in names if os.access(folder / name, os.X_OK)]
     pack(archive, {name: (folder / name).read_bytes() for name in names}, programs=programs)
 
 
 def tests_pass(archive: Path) -> bool:
-    """Whether `make test` passes where an archive is unpacked and nothing else is, with this environment's Python."""
+    """Whether `make test` passes in a folder with only an unpacked archive, with this environment's Python."""
     with tempfile.TemporaryDirectory() as folder:
         unpack(archive, Path(folder))
-        # What is assumed old is not made: the environment is there. The package is imported from the folder.
+        # Targets assumed old are not made: the environment exists. The package is imported from the folder.
         command = ["make", "--assume-old=.venv/installed", f"BIN={Path(sys.executable).parent}", "test"]
         return subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": folder}).returncode == 0
 
 
 def told(found: ProjectFiles) -> list[str]:
-    """Warnings about the files before they are handed in, in sentences."""
+    """Warnings about the files to hand in, in sentences."""
     sentences = []
     if found.no_checkout:
         sentences.append(f"no git checkout ({found.no_checkout}), so it has only files with the project's own names")
@@ -58,7 +58,7 @@ def submit(report: Path, folder: Path) -> None:
     """Put code.zip and writeup.pdf into a folder, and run the tests of the former.
 
     Raises:
-        SystemExit: it is too large, or a test fails; both files are there all the same.
+        SystemExit: it is too large, or a test fails; both files exist nevertheless.
     """
     project = Path()
     found = project_files(project)

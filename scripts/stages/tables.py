@@ -1,4 +1,4 @@
-"""Merge the CSV files of each experiment's jobs into one validated table, and count what of the plan they hold."""
+"""Merge the CSV files of each experiment's jobs into one validated table, and count the planned cells in them."""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -25,21 +25,18 @@ def merge(
     machine: str,
     plan: Plan | None = None,
 ) -> list[dict[str, Any]]:
-    """Write the table of what the labelled machine measured; without files, one with columns and no rows.
+    """Write the table of the labelled machine's measurements; without files, a table with columns and no rows.
 
     Args:
-        experiment: its name.
-        csvs: its jobs' files.
-        output: the table.
-        machine: the machine's label.
-        plan: if it is given, the table, and so the report, has no other cells than the plan's. Others, such as those of
-            a grid that had more values when it was measured, are only counted.
+        experiment: its name. csvs: its jobs' files. output: the table. machine: the machine's label. plan: if it is
+            given, the table, and so the report, has only the plan's cells. Others, such as those of a grid that had
+            more values when it was measured, are only counted.
 
     Returns:
         The experiment's rows of the plan's coverage.
 
     Raises:
-        Refused: a file is not one that a measurement wrote.
+        Refused: a file was not written by a measurement.
     """
     try:
         rows = read_jobs(EXPERIMENTS[experiment], map(Path, csvs), machine)
@@ -52,14 +49,14 @@ def merge(
 
 
 def planned_rows(plan: Plan, experiment: str, rows: Iterable[Row]) -> list[Row]:
-    """The rows of the cells that a plan has of an experiment."""
+    """The rows of an experiment's planned cells."""
     names = parameters(EXPERIMENTS[experiment])
     asked = {astuple(cell) for job in plan.jobs.get(experiment, {}).values() for cell in job.cells}
     return [row for row in rows if tuple(getattr(row, name) for name in names) in asked]
 
 
 def write(experiment: str, rows: Iterable[Row], output: str) -> None:
-    """Write rows as a CSV. They were validated when they were read: to do that again would take as long."""
+    """Write rows as a CSV. They were validated when they were read: validating them again would take as long."""
     path = Path(output)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -72,7 +69,7 @@ def merge_all(plan: str, csvs: Sequence[str], tables: str, coverage: str, proces
     """Write the table of every experiment of a plan into a folder, and their coverage."""
     planned = read_plan(Path(plan))
     paths = {name: [path for path in csvs if Path(path).parent.name == name] for name in planned.jobs}
-    # The largest first, so that no process is left with it when the others are done.
+    # The largest first, so that no process starts it when the others are done.
     largest_first = sorted(paths, key=lambda name: -sum(Path(path).stat().st_size for path in paths[name]))
     calls = [
         {

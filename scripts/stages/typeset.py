@@ -21,7 +21,7 @@ def typeset(source: Path, output: Path) -> None:
 def compiled(source: Path, **options: Any) -> Any:
     """Compile a file of the project with `typst.compile`; raises as `typeset` does."""
     try:
-        # The text itself, since Typst refuses a file on another disk, where a link leads; annotated to be like a path.
+        # The text itself, since Typst refuses a file on another disk, behind a link; annotated as a path.
         text: Any = source.read_bytes()
         return typst.compile(text, root=".", **options)
     except typst.TypstError as error:

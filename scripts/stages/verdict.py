@@ -1,4 +1,5 @@
-"""Where the report is and how its self-checks went, in one line; a failed run if the configuration is strict.
+"""The report's path and the outcome of its self-checks, in one line; a failure makes the run fail if the configuration
+is strict.
 
 Launch: python -m scripts.stages.verdict CHECKS REPORT OUTPUT [--strict]
 """

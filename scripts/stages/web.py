@@ -21,7 +21,7 @@ from scripts.tools.log import log_to
 
 FOLDER = Path("report/web")
 PROJECT = Path("pyproject.toml")
-"""Names the addresses to which the page links."""
+"""Lists the addresses to which the page links."""
 THEME = "/report/web/theme.typ"
 """The theme that the source imports in place of report/theme.typ."""
 
@@ -39,7 +39,7 @@ class Heading:
 
 
 def typeset(source: Path) -> tuple[str, Markup, Markup]:
-    """The title, the style and the body that Typst makes of the report's source.
+    """The title, the style and the body that Typst makes from the report's source.
 
     Raises:
         RuntimeError: Typst's diagnosis, with line numbers of the source file.
@@ -49,7 +49,7 @@ def typeset(source: Path) -> tuple[str, Markup, Markup]:
         r".*<title>(.*?)</title>.*?(?:<style>(.*?)</style>.*?)?<body>(.*)</body></html>", html.decode(), re.DOTALL
     )
     assert parts, "Typst writes its pages differently"
-    title, style, body = map(Markup, parts.groups(default=""))  # no style where there is no formula
+    title, style, body = map(Markup, parts.groups(default=""))  # no style if there is no formula
     return title.unescape(), style, body
 
 
@@ -72,7 +72,7 @@ def with_anchors(body: str) -> tuple[Markup, list[Heading]]:
 
 
 def with_sizes(body: str, figures: Mapping[str, str]) -> str:
-    """The body with each picture's width and height, so that nothing moves when it is drawn."""
+    """The body with each picture's width and height, so that the page does not shift when it is drawn."""
 
     def sized(found: re.Match[str]) -> str:
         box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', figures[found[1]])
@@ -83,7 +83,7 @@ def with_sizes(body: str, figures: Mapping[str, str]) -> str:
 
 
 def packed(text: str) -> str:
-    """A text compressed, in letters that mean nothing to HTML; the same text gives the same letters."""
+    """A text compressed, in characters without meaning in HTML; the same text gives the same characters."""
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
 
 
@@ -91,14 +91,13 @@ def page(source: Path, figures: Mapping[str, str], rows: str, charts: str) -> st
     """The page.
 
     Args:
-        source: the report's Typst source.
-        figures: the SVG text of each figure, by name.
-        rows: what `rows_json` gives.
+        source: the report's Typst source. figures: the SVG text of each figure, by name. rows: the result of
+            `rows_json`.
         charts: the script of the library that draws charts.
     """
     title, style, body = typeset(source)
     content, headings = with_anchors(with_sizes(body, figures))
-    tables = Path(str(distribution("itables").locate_file("itables/html")))  # not imported: that imports pandas
+    tables = Path(str(distribution("itables").locate_file("itables/html")))  # not imported, since that imports pandas
     jinja = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER), autoescape=True, undefined=jinja2.StrictUndefined
     )

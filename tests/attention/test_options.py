@@ -283,7 +283,7 @@ ENDS = torch.tensor([0, 4], dtype=torch.int32)
         ({"cu_seqlens_k": ENDS.long()}, r"cu_seqlens_k must be int32, .* got torch\.int64"),
         ({"cu_seqlens_k": ENDS[:1]}, r"cu_seqlens_k must be int32, .* \[1\]"),
         ({"cu_seqlens_k": ENDS.to("meta")}, "cu_seqlens_k must be on the device of q and k, got meta"),
-        ({"cu_seqlens_k": ENDS[[0, 0, 1]]}, "as many documents, got 2 and 3 numbers"),
+        ({"cu_seqlens_k": ENDS[[0, 0, 1]]}, "the same number of documents, got 2 and 3 numbers"),
         ({"cu_seqlens_q": ENDS + 1}, r"cu_seqlens_q must start with 0, .* got \[1, 5\]"),
         ({"cu_seqlens_q": ENDS * 2}, r"end at most at 4 tokens, got \[0, 8\]"),
         ({"cu_seqlens_q": ENDS[[0, 1, 0]], "cu_seqlens_k": ENDS[[0, 1, 1]]}, r"never decrease, .* got \[0, 4, 0\]"),
