@@ -1,4 +1,4 @@
-"""Verdicts on implementations of anybody's, and pages that say what is wrong. Nothing is measured."""
+"""Verdicts on any user's implementations, and pages that explain the errors. Nothing is measured."""
 
 import sys
 import threading
@@ -34,7 +34,7 @@ def verify(family: str, implementation: Implementation, folder: Path, log: IO[st
 def one(
     family: str, implementation: Implementation, folder: Path, log: Path, launcher: Launcher, limit_s: float
 ) -> Verdict:
-    """The verdict on one implementation, and a line that says it."""
+    """The verdict on one implementation, and a line with it."""
     found = judging.verify(family, implementation, folder, log, launcher, limit_s)
     student = "" if folder == ROOT else f"{folder.name}: "
     print(f"{student}{family} {implementation.name}: {found.verdict}: {found.reason}", flush=True)
@@ -42,7 +42,7 @@ def one(
 
 
 def verdicts_on(names: Path, log: IO[str], limit_s: float, launcher: Launcher | None = None) -> list[Verdict]:
-    """The verdicts on what a file in a student's folder names, at least one for each family."""
+    """The verdicts on the implementations named by a file in a student's folder, at least one for each family."""
     if launcher is None:
         with Launcher() as launcher:
             return verdicts_on(names, log, limit_s, launcher)
@@ -93,7 +93,7 @@ def write_page(path: Path, **content: Any) -> None:
 
 
 def shown_families(content: Mapping[str, Any]) -> list[str]:
-    """The families of which anybody has an implementation."""
+    """The families with at least one implementation."""
     verdicts = [*content["verdicts"], *(each for theirs in content["table"].values() for each in theirs)]
     there = {each.family for each in verdicts if each.verdict != NOT_THERE}
     return [family for family in FAMILIES if family in there]
@@ -121,7 +121,7 @@ def verify_all(
             launcher = launchers.get()
             verdicts = verdicts_on(file, log, limit_s, launcher)
             launchers.put(launcher)
-            with WRITING:  # what is known so far, after each student
+            with WRITING:  # the results so far, after each student
                 student = folder_of(file).name
                 table[student] = verdicts
                 own = results / f"verify/{student}.html"
@@ -148,7 +148,7 @@ def verify_all(
 
 
 def on_named(implementations: Mapping[str, Any], log: IO[str], limit_s: float) -> list[Verdict]:
-    """The verdicts on what the configuration names: adapters in a folder, and single ones in the project's."""
+    """The verdicts on the configuration's implementations: adapters in a folder, and single ones in the project's."""
     single = {family: paths for family, paths in implementations.items() if family != "adapters"}
     file = handed_over(Path(implementations["adapters"]))  # None for "none"; the plan has refused what is neither.
     verdicts = verdicts_on(file, log, limit_s) if file else []
@@ -158,7 +158,7 @@ def on_named(implementations: Mapping[str, Any], log: IO[str], limit_s: float) -
 
 
 def on_single(family: str, implementation: Implementation, log: Path, launcher: Launcher, limit_s: float) -> Verdict:
-    """The verdict on an implementation of the project's folder, or of the one in its path."""
+    """The verdict on an implementation in the project's folder, or in the folder of its path."""
     if not implementation.folder:
         return one(family, implementation, ROOT, log, launcher, limit_s)
     path = implementation.path.removeprefix(f"{implementation.folder}/")

@@ -23,10 +23,10 @@ def promote(results: Path, recorded: Path, *, overwrite: bool = True) -> list[Pa
     """Copy a machine's CSV files, digests, cards and traces to its recorded ones, and return the copies.
 
     Args:
-        results: the folder of the machine's results. recorded: the folder of its recorded results, which is named by
-            its label. overwrite: whether recorded files of the same names are replaced. If not, recorded files do not
-            change: files that are already recorded must be identical, and the rows of all files must be of different
-            cells.
+        results: the folder of the machine's results.
+        recorded: the folder of its recorded results, which is named by its label.
+        overwrite: whether recorded files of the same names are replaced. If not, recorded files do not change: files
+            that are already recorded must be identical, and the rows of all files must be of different cells.
 
     Raises:
         ValueError: a file that was not written by a measurement on this machine, a symbolic link, neither a CSV file

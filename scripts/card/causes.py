@@ -50,7 +50,8 @@ def misconfigurations(facts: Facts, *, tf32: bool, cuda: str) -> Iterator[Explan
     """Modes and limits that are not the usual ones; values that the driver does not report do not count.
 
     Args:
-        facts: the driver's reports. tf32: whether fp32 matmuls rounded their inputs to TF32.
+        facts: the driver's reports.
+        tf32: whether fp32 matmuls rounded their inputs to TF32.
         cuda: the version of CUDA that PyTorch was built for; may be empty.
     """
     if facts.get("mig") == "on":

@@ -80,8 +80,8 @@ def judge(rows: Sequence[Any], earlier: Iterable[Verdict] = ()) -> Verdict:
     """Judge the GPUs of a machine.
 
     Args:
-        rows: the rows of a run; at least one. earlier: the verdicts on other runs. Those without a fault on the same
-            model are the reference.
+        rows: the rows of a run; at least one.
+        earlier: the verdicts on other runs. Those without a fault on the same model are the reference.
     """
     measured, facts = lines_of(rows), facts_of(rows)
     references = [line for other in earlier if is_reference(other, rows[0]) for line in other.lines]

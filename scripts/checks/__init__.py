@@ -88,8 +88,8 @@ def check(summary: str, otherwise: str | None = None) -> Callable[[Callable[P, E
     the summary also gets the number of cases `n`, and the `least`, the `most` and the `total` of their figures.
 
     Args:
-        summary: the detail of a check that has passed. otherwise: why there is no case; by default, the summary for no
-            cases.
+        summary: the detail of a check that has passed.
+        otherwise: why there is no case; by default, the summary for no cases.
     """
 
     def decorate(examine: Callable[P, Evidence]) -> Callable[P, Check]:

@@ -1,1 +1,1 @@
-"""The parts of README.md and docs/ that are made from the code and from recorded rows."""
+"""The generated parts of README.md and docs/, from the code and from recorded rows."""

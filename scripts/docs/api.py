@@ -1,7 +1,7 @@
-"""Signatures and docstrings in Markdown, from the source alone: no module is imported, as many need PyTorch.
+"""Signatures and docstrings in Markdown, from the source only: no module is imported, as many need PyTorch.
 
 A page has lines `<!-- api package.name -->`, or `<!-- api package.name: method, method -->` for some of a class's
-methods; what follows, up to `<!-- end of api -->`, is written here.
+methods; the part up to `<!-- end of api -->` is generated here.
 """
 
 import ast
@@ -16,7 +16,7 @@ Definition = ast.FunctionDef | ast.ClassDef
 
 
 def page(text: str) -> str:
-    """The text of a page, with today's signatures and docstrings.
+    """The text of a page, with current signatures and docstrings.
 
     Raises:
         ValueError: it has no place for them, or names what does not exist.
@@ -28,7 +28,7 @@ def page(text: str) -> str:
 
 
 def _entry(match: re.Match[str]) -> str:
-    """A class or function with its signature; of a class also the methods that are asked for."""
+    """A class or function with its signature; a class also with the requested methods."""
     name = match["name"]
     definition = find(name)
     methods = [method.strip() for method in (match["methods"] or ":").removeprefix(":").split(",") if method.strip()]
@@ -41,7 +41,7 @@ def _entry(match: re.Match[str]) -> str:
 
 
 def find(name: str) -> Definition:
-    """The definition that a dotted name means, in its module or where its package imports it from.
+    """The definition of a dotted name, in its module or in the module from which its package imports it.
 
     Raises:
         ValueError: there is none.
@@ -60,7 +60,7 @@ def find(name: str) -> Definition:
 
 
 def described(definition: Definition, *, bound: bool = False) -> Iterator[str]:
-    """The signature of a class, function or method, and its docstring; a class has those of its `__init__`, too."""
+    """The signature of a class, function or method, and its docstring; a class also has those of its `__init__`."""
     call = definition
     if isinstance(definition, ast.ClassDef):
         methods = {each.name: each for each in definition.body if isinstance(each, ast.FunctionDef)}
@@ -105,7 +105,7 @@ def _parameter(argument: ast.arg, default: ast.expr | None = None) -> str:
 
 
 def documented(definition: Definition) -> Iterator[str]:
-    """The parts of a docstring: paragraphs as they are, and lists of what it names."""
+    """The parts of a docstring: unchanged paragraphs, and lists of its named entries."""
     docstring = ast.get_docstring(definition) or ""
     for part in re.split(r"\n\n+", docstring):
         first, *lines = part.splitlines() or [""]

@@ -1,10 +1,10 @@
-"""How often comparisons are wrong, and what they detect: the table of docs/compare.md.
+"""How often comparisons are wrong, and which differences they detect: the table of docs/compare.md.
 
 Launch: python -m scripts.docs.compare_evidence [gpu=FOLDER] [cpu=FOLDER], which writes the table into docs/compare.md.
 
-Its first row is of the pairs of honest runs in the history of recorded/, each judged by a model that was fitted without
-its run; a folder has launches of the same jobs, FOLDER/1/raw, FOLDER/2/raw and so on. A slow-down is planted in a tenth
-of the cells.
+Its first row uses the pairs of unmodified runs in the history of recorded/, each compared by a model that was fitted
+without its run; a folder has launches of the same jobs, FOLDER/1/raw, FOLDER/2/raw and so on. A slowdown is planted in
+a tenth of the cells.
 """
 
 import itertools
@@ -43,16 +43,16 @@ PLANTINGS = 200
 
 @dataclass(frozen=True)
 class Evidence:
-    """Verdicts on unchanged runs, and the planted slow-downs that were detected."""
+    """Verdicts on unchanged runs, and the planted slowdowns that were detected."""
 
     comparisons: int
     judged: int
     wrong: int
-    """Verdicts faster or slower on unchanged runs."""
+    """Number of verdicts "faster" or "slower" on unchanged runs."""
     resolvable: float
-    """Share of the times with a verdict that resolve the slow-down."""
+    """Share of the times with a verdict that can resolve the slowdown."""
     detected: float
-    """Share of the planted ones that can be detected and were called slower."""
+    """Share of the detectable planted slowdowns that were called slower."""
     detected_of_all: float
     wrong_others: float
     """Share of the others that were called faster or slower."""
@@ -66,7 +66,7 @@ class Evidence:
 
 
 def evidence(comparisons: Sequence[Sequence[Difference]], plantings: int = PLANTINGS) -> Evidence:
-    """The verdicts on comparisons of unchanged runs, without and with a slow-down planted at random, many times."""
+    """The verdicts on comparisons of unchanged runs, without and with randomly planted slowdowns, many times."""
     generator = numpy.random.default_rng(0)
     wrong = sum(verdict in (FASTER, SLOWER) for each in comparisons for verdict in judge(each))
     verdicts = []

@@ -1,4 +1,4 @@
-"""The data dictionary: every column and metric of the CSV files, from what the code says of them."""
+"""The data dictionary: every column and metric of the CSV files, from their definitions in the code."""
 
 import dataclasses
 import inspect
@@ -49,7 +49,7 @@ def metrics_table(metrics: Mapping[str, Metric]) -> str:
 
 
 def role(metric: Metric) -> str:
-    """Whether a metric took time of its own, and what it is a part of."""
+    """Whether a metric was timed separately, and which metric it is a part of."""
     words = ["timed" if metric.timed else "", f"part of `{metric.part_of}`" if metric.part_of else ""]
     return ", ".join(filter(None, words))
 

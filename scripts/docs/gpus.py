@@ -1,4 +1,4 @@
-"""The tables of docs/gpus.md: listed GPUs by class of chip, and what their memory holds of the plan."""
+"""The tables of docs/gpus.md: listed GPUs by class of chip, and the part of the plan that fits into their memory."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +21,9 @@ CLASSES = {
     (10, 0): ("Blackwell: B200, GB200", 227, "Triton kernels"),
     (12, 0): ("Blackwell: RTX 50, RTX PRO", 99, "Triton kernels, smaller tiles"),
 }
-"""Of each class the GPUs, KB of shared memory that a block may have (CUDA C++ Programming Guide, table 32), and what
-attention runs there. Tests compile the kernels within these limits."""
+"""For each class: the GPUs, KB of shared memory per block (CUDA C++ Programming Guide, table 32), and the attention
+that runs there. Tests compile the kernels within these limits.
+"""
 
 
 def page(text: str) -> str:
@@ -45,7 +46,7 @@ def short(gpu: Gpu) -> str:
 
 
 def memory_table() -> tuple[list[str], list[list[str]]]:
-    """The header, and of each experiment the number of cells that a GPU's memory does not exclude, by GPU."""
+    """The header, and for each experiment the number of cells that fit into each GPU's memory."""
     gpus = [listed(name) for name in SHOWN]
     columns = [dict(cells_that_run(gpu)) for gpu in gpus]
     header = ["cells of", *(f"{gpu.memory / 1e9:.0f} GB" for gpu in gpus), "all"]
@@ -56,7 +57,9 @@ def memory_table() -> tuple[list[str], list[list[str]]]:
 
 
 def cells_that_run(gpu: Gpu) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Of each experiment the number of cells that are not too large for one of four GPUs, and of all cells."""
+    """For each experiment the number of cells that are not too large for one of four GPUs, and the number of all
+    cells.
+    """
     plan = make_plan(read_mapping(Path(CONFIG)) | {"machine": f"4 x {gpu.name}"})
     for name, jobs in plan.jobs.items():
         cells = [each.outcome != TOO_LARGE for each in expected(plan, gpu, jobs.values())]

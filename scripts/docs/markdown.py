@@ -1,17 +1,17 @@
-"""Tables in Markdown, and where a page of the documentation shows them."""
+"""Tables in Markdown, and their places in a page of the documentation."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence
 
 
 def table(header: Sequence[str], body: Iterable[Sequence[str]], right: Collection[int] = ()) -> str:
-    """A table, of which some columns are aligned right."""
+    """A table with some columns aligned right."""
     rule = ["---:" if column in right else "---" for column in range(len(header))]
     return "".join(f"| {' | '.join(' '.join(cell.split()) for cell in cells)} |\n" for cells in (header, rule, *body))
 
 
 def with_table(page: str, name: str, content: str) -> str:
-    """The text of a page, with other content between the lines that mark a table.
+    """The text of a page, with new content between the lines that mark a table.
 
     Raises:
         ValueError: it has no such lines.
@@ -24,5 +24,5 @@ def with_table(page: str, name: str, content: str) -> str:
 
 
 def with_sections(page: str, sections: Iterable[str]) -> str:
-    """The text of a page up to its first section, with other sections after it."""
+    """The text of a page up to its first section, with new sections after it."""
     return page.partition("## ")[0] + "\n".join(sections)

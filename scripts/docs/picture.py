@@ -10,12 +10,12 @@ ROW = re.compile(r"^\| (?P<title>[^|]+?) \| (?P<own>[\d.]+) ms \| (?P<rivals>.+?
 RIVAL = re.compile(r"(?P<name>\S.*?) \((?P<time>[\d.]+) ms\): (?:\*\*[\d.]+×\*\*|on par)")
 WIDTH, LABELS, HEIGHT, GAP = 860, 260, 20, 12
 OWN, OTHER, TEXT = "#0072b2", "#b0b0b0", "#808080"
-"""Colours that can be seen on light and on dark pages."""
+"""Colours that are visible on light and on dark pages."""
 STYLE = "font-family: system-ui, sans-serif; font-size: 13px"
 
 
 def page(_: str) -> str:
-    """The picture of today's table."""
+    """The picture of the current table."""
     rows = list(ROW.finditer(README.read_text(encoding="utf-8")))
     parts: list[str] = []
     y = 0

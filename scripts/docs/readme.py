@@ -1,4 +1,4 @@
-"""The headline table of README.md, from recorded rows by the report's own views."""
+"""The headline table of README.md, from recorded rows, computed by the report's views."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -34,7 +34,7 @@ def page(readme: str) -> str:
 
 
 def headlines(raw: Path) -> Iterator[list[str]]:
-    """The rows of the table that a recorded machine has the measurements for."""
+    """The rows of the table for which a recorded machine has measurements."""
     tables = {name: at_one_setting(name, rows) for name, rows in load_recorded(raw).items()}
     yield from attention(tables["flash"])
     yield from ladder(tables["training_ladder"])
@@ -69,7 +69,7 @@ def ladder(rows: DataFrame) -> Iterator[list[str]]:
 
 
 def duel(found: list[Duel], what: str, rival: str) -> Iterator[list[str]]:
-    """Ours against another in the cell that the report's verdict is about."""
+    """Ours against another in the cell of the report's verdict."""
     for asked in found[:1]:
         own, other = (Series({**row, "shown": row["median"]}) for row in (asked.first, asked.other))
         where = asked.cell.removeprefix(f"{own['label']}, ")

@@ -26,7 +26,7 @@ def page(text: str, recorded: Path = Path("recorded")) -> str:
 
 
 def section(machine: Path) -> Iterator[str]:
-    """A machine: what it is, its headline numbers, and what was measured on it."""
+    """A machine: its description, its headline numbers, and its measurements."""
     tables = {name: read(sorted((machine / "raw" / name).glob("*.csv"))) for name in EXPERIMENTS}
     tables = {name: rows for name, rows in tables.items() if len(rows)}
     rows = pandas.concat(tables.values())
@@ -83,10 +83,10 @@ def day(times: Series, which: str) -> str:
 
 
 def values(rows: DataFrame, column: str) -> list[str]:
-    """The values of a column that there are."""
+    """The existing values of a column."""
     return sorted(set(rows[column]) - {""}) if column in rows else []
 
 
 def listed(found: Iterable[str]) -> str:
-    """Values that anybody may have written, without what Markdown or a browser would act on."""
+    """Untrusted values, without anything that Markdown or a browser would interpret."""
     return ", ".join(re.sub(r"[^\w \u202f.,;()+@:/%×-]", "?", value) for value in found)

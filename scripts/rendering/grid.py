@@ -61,10 +61,11 @@ def grid(rows: DataFrame, columns: Columns, text_columns: int = 1, *, by: str = 
     """The rows as a table; a column that has only dashes is omitted.
 
     Args:
-        rows: one per line; if `message` is not empty, it says why there are no numbers. columns: each holds a format
-            string over the columns of `rows`, as in "{median:.1f}", or the name of a column whose numbers get the same
-            number of decimals. text_columns: the number of text columns on the left. by: a column of headings; the rows
-            below each heading are grouped.
+        rows: one per line; if `message` is not empty, it says why there are no numbers.
+        columns: each holds a format string over the columns of `rows`, as in "{median:.1f}", or the name of a column
+            whose numbers get the same number of decimals.
+        text_columns: the number of text columns on the left.
+        by: a column of headings; the rows below each heading are grouped.
     """
     lines: Any = rows.to_dict("records")
     whys = [why if isinstance(why := line.get("message"), str) else "" for line in lines]
@@ -105,9 +106,11 @@ def crossed(
 ) -> Table:
     """A table with a line for each value of one column, and a group of columns for each value of another.
 
-    Args: rows: at most one for each pair of values, in display order. line: the column that has a line for each value;
-    `title` is above it. group: the column that has a group of columns for each value, in the order of `groups` if that
-    is given. columns: the columns of each group, as in `grid`.
+    Args:
+        rows: at most one for each pair of values, in display order.
+        line: the column that has a line for each value; `title` is above it.
+        group: the column that has a group of columns for each value, in the order of `groups` if that is given.
+        columns: the columns of each group, as in `grid`.
     """
     places = {value: place for place, value in enumerate(groups or dict.fromkeys(rows[group]))}
     keys = {title: f"column{number}" for number, title in enumerate(columns)}

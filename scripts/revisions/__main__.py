@@ -1,10 +1,10 @@
-"""Compare the measured code with cs336_systems/revisions.yaml, which has the revision of each of its units.
+"""Compare the measured code with cs336_systems/revisions.yaml, which has the revision of each unit.
 
 Launch: python -m scripts.revisions [{accept,bump} NAME ...]
 
-Without arguments it names the units whose code is not that of their revision. `bump` raises their revisions, which
-makes the rows that they measured stale; `accept` keeps them, since the change can alter no measurement. NAME is an
-experiment, a contender (flash/triton) or an instrument, or a pattern for several ('flash/*').
+Without arguments it names the units whose code differs from their revision. `bump` raises their revisions, which makes
+their rows stale; `accept` keeps them, for changes that cannot affect measurements. NAME is an experiment, a contender
+(flash/triton) or an instrument, or a pattern for several ('flash/*').
 """
 
 import argparse
@@ -22,7 +22,7 @@ from scripts.revisions.measured_code import ALL, Place, digest, modules_below, r
 BENCHMARKS = "cs336_systems.benchmarks"
 COMPARISON = f"{BENCHMARKS}.comparison"
 INSTRUMENTS = {
-    # How any cell is measured: one after another, with the state of the GPU, as rows.
+    # The measurement of any cell: one after another, with the state of the GPU, as rows.
     "runner": (
         *(f"{BENCHMARKS}.runner", "cs336_systems.measure.gpu_state", "cs336_systems.record.measurement"),
         *("cs336_systems.experiments.base", "cs336_systems.experiments.contender", "cs336_systems.implementations"),
@@ -37,7 +37,7 @@ INSTRUMENTS = {
     "exact_attention": (f"{COMPARISON}.exact_attention", f"{COMPARISON}.refusal"),
     # Interleaved training on several ranks.
     "comparison": (COMPARISON, "cs336_systems.measure.overlap"),
-    # Whoever uses these covers what it uses of them.
+    # Units that use these cover the parts that they use.
     "": (
         *(f"{COMPARISON}.builders", f"{COMPARISON}.attention_builders"),
         *(f"cs336_systems.attention.{name}" for name in ("autocast", "chip", "differentiation", "operators", "tiled")),
@@ -47,7 +47,7 @@ INSTRUMENTS = {
 """Shared instruments: modules and packages that belong to them, the longer name first."""
 NOT_MEASURED = "description"
 OTHERS = {"kernel_trace": Place("cs336_systems.artifacts.kernel_trace", "write_trace")}
-"""Measured code that is no experiment."""
+"""Measured code that is not an experiment."""
 DESCRIBE = ("cs336_systems.experiments.metrics", "cs336_systems.measure.gpus")
 """Modules that only describe measurements, and the machines that they are from."""
 HEADER = """\
@@ -65,7 +65,7 @@ def instrument_of(module: str) -> str:
 
 
 def roots_of(kind: type[Experiment]) -> list[Place]:
-    """Where the code of an experiment begins: its parameters, and what measures them."""
+    """Where the code of an experiment begins: its parameters, and the code that measures them."""
     measure = Place(f"{BENCHMARKS}.{kind.name}", "measure")
     return [measure, Place(kind.__module__, kind.__name__), Place(f"{BENCHMARKS}.runner", "measure_cells")]
 
@@ -92,7 +92,7 @@ def _modules_of(instrument: str) -> list[str]:
 
 
 def present_units(lock: dict[str, Unit]) -> dict[str, Unit]:
-    """All units as the code is now, with the revisions that the lock has."""
+    """All units of the current code, with the revisions from the lock."""
     units = {}
     for name, roots in all_roots().items():
         statements, uses = reach(roots, partial(_other_instrument, name))
@@ -102,7 +102,7 @@ def present_units(lock: dict[str, Unit]) -> dict[str, Unit]:
 
 
 def _other_instrument(unit: str, module: str) -> str:
-    """The instrument that a unit uses where it reaches a module, or an empty string if its code is the unit's own."""
+    """The instrument of a module that a unit reaches, or an empty string if the module belongs to the unit."""
     if module in DESCRIBE:
         return NOT_MEASURED
     instrument = instrument_of(module)
@@ -110,12 +110,12 @@ def _other_instrument(unit: str, module: str) -> str:
 
 
 def changed(lock: dict[str, Unit], units: dict[str, Unit]) -> list[str]:
-    """The units that are not as the lock has them, and those that only one of them has."""
+    """The units that differ from the lock, and those that exist only in the code or in the lock."""
     return sorted(name for name in lock.keys() | units.keys() if lock.get(name) != units.get(name))
 
 
 def complaint(names: Sequence[str]) -> str:
-    """Say how to handle units that have changed, in one sentence; nothing if there are none."""
+    """Explain how to handle changed units, in one sentence; empty if there are none."""
     if not names:
         return ""
     return (
@@ -135,7 +135,7 @@ def write(units: dict[str, Unit], file: Path = LOCK) -> None:
 
 
 def revise(action: str, patterns: Sequence[str], file: Path = LOCK) -> list[str]:
-    """Accept or bump the units that match, and return their names; what is new begins at its first revision.
+    """Accept or bump the units that match, and return their names; new units begin at revision 1.
 
     Raises:
         ValueError: a pattern that no unit matches.
@@ -159,7 +159,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run the command.
 
     Raises:
-        SystemExit: units have changed, or a name is not known.
+        SystemExit: units have changed, or a name is unknown.
     """
     parser = argparse.ArgumentParser(
         prog="python -m scripts.revisions", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

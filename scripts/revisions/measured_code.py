@@ -1,8 +1,8 @@
 """The definitions that a measurement runs, found by following names, and a digest of their syntax trees.
 
-Of a module only what is used is followed: the definitions that are named, those that they name in turn, and what the
-module does when it is imported. The digest leaves out text, annotations and imports, and does not depend on where a
-definition stands, so that better words and moves leave it as it is.
+Only the used part of a module is followed: the named definitions, those that they name in turn, and the statements that
+run on import. The digest ignores text, annotations, imports and the position of definitions, so better words and moves
+do not change it.
 """
 
 import ast
@@ -18,7 +18,7 @@ from cs336_systems.record.source import DIGEST_CHARACTERS, does_not_count, is_ba
 PACKAGE = "cs336_systems"
 ROOT = Path(__file__).parents[2]
 ALL = "*"
-"""In place of a name: all that a module defines."""
+"""Instead of a name: everything that a module defines."""
 LEFT_OUT = ("annotation", "returns", "type_comment", "type_params")
 """Fields of syntax trees that no measurement depends on."""
 
@@ -37,9 +37,9 @@ class Module(NamedTuple):
     package: str
     """The package that its relative imports start from."""
     definitions: dict[str, list[ast.stmt]]
-    """By the names that they define."""
+    """Statements by the names that they define."""
     effects: list[ast.stmt]
-    """Those that act when the module is imported."""
+    """Statements that run when the module is imported."""
     imports: dict[str, Place]
 
 
@@ -50,10 +50,10 @@ def reach(
 
     Args:
         roots: where to begin.
-        elsewhere: names what a module belongs to if it is not to be followed.
+        elsewhere: names the owner of a module that must not be followed.
 
     Returns:
-        the statements that are reached, and the names of what is not followed.
+        the reached statements, and the names of the owners that were not followed.
 
     Raises:
         ValueError: a place does not exist, or the first ones are not in this package.
@@ -84,7 +84,7 @@ def reach(
 
 
 def digest(statements: Collection[ast.stmt]) -> str:
-    """Digest statements, in whatever order and module they are."""
+    """Digest statements, independent of their order and module."""
     texts = sorted(map(_text, statements))
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:DIGEST_CHARACTERS]
 
@@ -95,7 +95,7 @@ def _text(statement: ast.stmt) -> str:
 
 
 def _essential(node: object) -> str:
-    """Serialize a syntax tree without positions, and without what no measurement depends on.
+    """Serialize a syntax tree without positions, and without parts that no measurement depends on.
 
     Neither `ast.dump` nor `ast.unparse` would do: Python versions differ in what they print for the same tree.
     """
@@ -156,7 +156,7 @@ def read_module(name: str) -> Module:
 
 
 def _found(module: Module, name: str) -> Iterator[ast.stmt]:
-    """The statements that a name of a module stands for, with those that act on import."""
+    """The statements that a name of a module refers to, with those that run on import."""
     if name != ALL and name not in module.definitions:
         raise ValueError(f"{module.name} has no {name!r}")
     yield from module.effects
@@ -165,7 +165,7 @@ def _found(module: Module, name: str) -> Iterator[ast.stmt]:
 
 
 def _imported(node: ast.AST, package: str) -> Iterator[tuple[str, Place]]:
-    """The names that an import makes, and what they stand for."""
+    """The names that an import defines, and what they refer to."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             yield alias.asname or alias.name, Place(alias.name, ALL)
@@ -178,7 +178,7 @@ def _imported(node: ast.AST, package: str) -> Iterator[tuple[str, Place]]:
 
 
 def _nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """A syntax tree's nodes, but for those that no measurement depends on."""
+    """A syntax tree's nodes, except those that no measurement depends on."""
     yield node
     for name, value in ast.iter_fields(node):
         if name not in LEFT_OUT:

@@ -91,8 +91,9 @@ def page(source: Path, figures: Mapping[str, str], rows: str, charts: str) -> st
     """The page.
 
     Args:
-        source: the report's Typst source. figures: the SVG text of each figure, by name. rows: the result of
-            `rows_json`.
+        source: the report's Typst source.
+        figures: the SVG text of each figure, by name.
+        rows: the result of `rows_json`.
         charts: the script of the library that draws charts.
     """
     title, style, body = typeset(source)

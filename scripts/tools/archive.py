@@ -1,11 +1,11 @@
-"""Zip archives of which the same files give the same bytes, with the modes of programs."""
+"""Reproducible zip archives: the same files give the same bytes; executables keep their modes."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 DATE = (1980, 2, 1, 0, 0, 0)
-"""Of files whose own does not matter; in no time zone before 1980, where zip begins."""
+"""Date of files whose own date does not matter; in no time zone before 1980, the first year of zip."""
 REGULAR, PROGRAM = 0o100644, 0o100755
 UNIX = 3
 MB = 10**6
@@ -24,7 +24,7 @@ def pack(
         archive: where to write it.
         files: the content of each by its name.
         date: modification time of all of them.
-        programs: names of those that may be run.
+        programs: names of the executables.
     """
     with ZipFile(archive, "w") as packed:
         for name, content in sorted(files.items()):
@@ -35,7 +35,7 @@ def pack(
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a zip archive with its files' modes, as `unzip` does and `ZipFile.extractall` does not."""
+    """Unpack a zip archive with its files' modes, like `unzip` and unlike `ZipFile.extractall`."""
     with ZipFile(archive) as packed:
         for entry in packed.infolist():
             Path(packed.extract(entry, folder)).chmod(entry.external_attr >> 16 & 0o777)

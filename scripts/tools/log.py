@@ -1,4 +1,4 @@
-"""The log file of a script that Snakemake runs, and lists that are cut short."""
+"""The log file of a script that Snakemake runs, and shortened lists."""
 
 import contextlib
 import sys
@@ -13,7 +13,7 @@ class Refused(ValueError):
 
 @contextlib.contextmanager
 def log_to(path: str) -> Iterator[None]:
-    """Send what is printed, and the traceback of an error, to the log file, which Snakemake shows when a job fails."""
+    """Redirect output, and the traceback of an error, to the log file, which Snakemake shows when a job fails."""
     with (
         Path(path).open("w", encoding="utf-8") as log,
         contextlib.redirect_stdout(log),
@@ -30,6 +30,6 @@ def log_to(path: str) -> Iterator[None]:
 
 
 def shortened(names: Sequence[str], most: int, separator: str = ", ") -> str:
-    """The first few names, and how many more there are."""
+    """The first few names, and the number of the others."""
     more = [f"and {len(names) - most} more"] if len(names) > most else []
     return separator.join([*names[:most], *more])

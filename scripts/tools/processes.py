@@ -1,4 +1,4 @@
-"""Calls shared out over processes that have everything imported already."""
+"""Calls distributed over processes that have already imported everything."""
 
 import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
@@ -9,12 +9,12 @@ T = TypeVar("T")
 
 
 def in_processes(function: Callable[..., T], calls: Sequence[Mapping[str, Any]], processes: int) -> list[T]:
-    """Call a function with each mapping of keyword arguments, so many at a time, and return what the calls do.
+    """Call a function with each mapping of keyword arguments, several at a time, and return the calls' results.
 
     Raises:
         ExceptionGroup: the errors of the calls that failed, once all others are done.
     """
-    # A fork has what its parent has imported and loaded: to start anew takes longer than most calls.
+    # A fork has its parent's imports and data: a new process takes longer to start than most calls.
     with ProcessPoolExecutor(processes, multiprocessing.get_context("fork")) as pool:
         called = [pool.submit(function, **call) for call in calls]
     if errors := [error for future in called if (error := future.exception())]:

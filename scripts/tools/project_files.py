@@ -1,4 +1,4 @@
-"""The project's own files, by what git knows or, where it knows nothing, by their names; nothing that a run made."""
+"""The project's own files: those that git tracks or, without git, those with certain names; no generated files."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 ALWAYS = "Snakefile"
-"""A file that every checkout of the project tracks, and a repository of something else around the folder does not."""
+"""A file that every checkout of the project tracks, but an unrelated repository around the folder does not."""
 PATTERNS = (
     "Snakefile", "Makefile", "LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "config.yaml",
     "pyproject.toml", ".gitignore", ".pre-commit-config.yaml", ".ci/run", ".github/*.yml",
@@ -29,9 +29,9 @@ PATTERNS = (
     "tests/golden/*.txt", "tests/golden/*.typ", "tests/traces/*.json.gz", "tests/workflow/toy/*.yaml",
     "tests/workflow/toy/*.typ.j2",
 )  # fmt: skip
-"""Names of the project's own files, where no git knows them; * stands for folders too."""
+"""Names of the project's own files, used without git; * also matches folders."""
 OTHERS = {".git", ".venv", ".snakemake", "__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache", "submission"}
-"""Folders of generated files, as `results` is, but at any depth."""
+"""Folders of generated files, like `results`, but at any depth."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,15 +39,15 @@ class ProjectFiles:
     """Names relative to the project's folder."""
 
     own: list[str]
-    """Files that git tracks, also in submodules, but no links; without a checkout, those that PATTERNS names."""
+    """Files that git tracks, also in submodules, but no links; without a checkout, those that match PATTERNS."""
     links: list[str]
-    """Such files that are symbolic links, or in a folder that is one: what they name may be anybody's."""
+    """Such files that are symbolic links, or in a linked folder: their targets may be anyone's files."""
     others: list[str]
-    """Files that git neither tracks nor ignores, or PATTERNS does not name."""
+    """Files that git neither tracks nor ignores, or that do not match PATTERNS."""
     changed: list[str]
-    """The tracked files that are not as in the last commit, or are gone."""
+    """The tracked files that were changed or deleted since the last commit."""
     no_checkout: str
-    """Why the folder is no checkout; empty if it is one."""
+    """Why the folder is not a checkout; empty if it is one."""
 
 
 def project_files(folder: Path) -> ProjectFiles:
@@ -75,12 +75,12 @@ def project_files(folder: Path) -> ProjectFiles:
 
 
 def _is_in_place(folder: Path, name: str) -> bool:
-    """Whether neither a file nor a folder that it is in is a link."""
+    """Whether neither a file nor a folder above it is a link."""
     return (folder / name).resolve() == folder.resolve() / name
 
 
 def _files(folder: Path) -> list[str]:
-    """The files and links below a folder, but for what is in folders that are generated, and behind links."""
+    """The files and links below a folder, except those in generated folders and behind links."""
     names = []
     for path, folders, files in os.walk(folder):
         inside = Path(path).relative_to(folder)

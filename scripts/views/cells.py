@@ -37,9 +37,12 @@ def wide(
     """One row per cell that has a main metric, with a statistic of each metric, NaN where it was not measured.
 
     Args:
-        table: rows of an experiment. keys: the columns that identify cells; they become the index. metrics: those that
-            become columns. main: the metric that a cell must have. others: columns of its row, which are added.
-            statistic: the statistic of the metrics.
+        table: rows of an experiment.
+        keys: the columns that identify cells; they become the index.
+        metrics: those that become columns.
+        main: the metric that a cell must have.
+        others: columns of its row, which are added.
+        statistic: the statistic of the metrics.
     """
     rows = table[table["metric"].isin([*metrics, main]) & (table["status"] == "ok") & table[statistic].notna()]
     found = rows.pivot(index=keys, columns="metric", values=statistic).reindex(columns=metrics)

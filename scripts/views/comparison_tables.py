@@ -32,8 +32,10 @@ def contender_table(kind: Kind, table: DataFrame, rows: DataFrame, columns: Colu
     """Contenders cell by cell, those that could not be measured with their reason.
 
     Args:
-        kind: the experiment. table: its rows. rows: of `contenders`. columns: those that are empty for all rows are
-            omitted.
+        kind: the experiment.
+        table: its rows.
+        rows: of `contenders`.
+        columns: those that are empty for all rows are omitted.
     """
     lost = compared(kind, table)
     lost = described(kind, lost[(lost["metric"] == "step") & (lost["status"] != "ok")])

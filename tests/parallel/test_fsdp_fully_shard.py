@@ -282,7 +282,7 @@ def test_what_cannot_be_wrapped_is_refused(device):
         (Mixed().requires_grad_(False), None, "no parameter that requires a gradient"),
         (nn.Sequential(nn.Embedding(3, 3, sparse=True)), None, bad_embedding),
         (nn.Sequential(nn.Embedding(3, 3, max_norm=1.0)), None, bad_embedding),
-        (compiled_in_place(), None, r"^the module was compiled in place; allowed: to compile its parts so, or "),
+        (compiled_in_place(), None, r"^the module was compiled in place; allowed: compiling its parts in place, or "),
     ):
         with pytest.raises(ValueError, match=sentence):
             FullyShardedDataParallel(module, compute_dtype)
