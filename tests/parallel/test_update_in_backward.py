@@ -205,6 +205,6 @@ def test_parameters_that_have_left_their_unit_are_refused(change):
     update = UpdateOfOneRank(units_of(module), torch.optim.AdamW)
     change(module)
     before = update.units[0].flat.clone()
-    with pytest.raises(RuntimeError, match="was cast, moved or replaced after its unit was made"):
+    with pytest.raises(RuntimeError, match="was cast, moved or replaced after its unit was created"):
         module(torch.randn(4, 5, dtype=module[0].weight.dtype)).sum().backward()
     assert torch.equal(update.units[0].flat, before)
