@@ -1,13 +1,13 @@
 # make        set up, run every experiment that this machine can run, and typeset the report
-# make test   set up and run the tests, but for those marked slow
+# make test   set up and run the tests, except those marked slow
 # make test-all  all tests: also whole pipelines, launches, hangs and sweeps
-# make clean  remove what these made, but for measurements: `rm -r results` removes those too
+# make clean  remove everything that these made, except measurements: `rm -r results` also removes those
 # make help   list these
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-# Where it is set, as in many containers, each of a run's many processes would compile all that it imports.
+# If it is set, as in many containers, each of a run's many processes would compile all its imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: report test test-all clean help
@@ -17,8 +17,8 @@ unexport PYTHONDONTWRITEBYTECODE
 report: .venv/installed
 	$(BIN)/python -m snakemake
 
-# By file: the tests of a file share what takes long to make. In the order of tests/conftest.py: the longest first.
-# One worker more than there are cores, since one of them often waits: for hangs, for ranks, for a browser.
+# By file: the tests of a file share slow fixtures. In the order of tests/conftest.py: the longest first.
+# One more worker than cores, since one of them often waits: for hangs, for ranks, for a browser.
 WORKERS := $(or $(PYTEST_XDIST_AUTO_NUM_WORKERS),$(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))))
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
@@ -31,8 +31,8 @@ test: .venv/installed
 test-all: .venv/installed
 	$(PYTEST)
 
-# Nothing is compiled here: most of what PyTorch brings is never imported. The library runs with later versions of
-# PyTorch too; the report is made with those that it was tried with.
+# Nothing is compiled here: most of PyTorch's modules are never imported. The library also runs with later versions of
+# PyTorch; the report is made with the tested ones.
 .venv/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12")'
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "This Python cannot make virtual environments: install python3-venv (apt install python3-venv)."; exit 1; }
@@ -42,7 +42,7 @@ test-all: .venv/installed
 	touch $@
 
 # Files that rules make in results/<machine>/, results/quick/<machine>/ and results/recorded/<machine>/. Measurements take a
-# machine's time, and what is called otherwise is somebody's: both stay.
+# machine's time, and files with other names are a user's: both stay.
 MADE := plan.json coverage.csv checks.csv verdict.txt verify.html verify.csv verify/*.html *.crate.zip writeup.pdf writeup.typ report.html charts.js \
 	progress.log tables/*.csv figures/*.svg correctness/test_*.txt correctness/last.log logs/*.log kept/*.jsonl raw/*/.*.partial
 

@@ -6,7 +6,7 @@ Needs the plan (common.smk); makes results/<machine>/card.pdf and card.html and 
 CARD = card_jobs()
 
 
-# Without output, so that it measures whenever it is asked for: a card is about the state of a machine now.
+# Without output, so that it measures whenever it is requested: a card shows a machine's current state.
 rule card:
     """Measure the card, and make its pages."""
     input:

@@ -43,8 +43,8 @@ PLAN_JSON = plan_to_json(PLAN)
 RESULTS = str(PLAN.results)
 TRACES = {name: str(PLAN.trace(name)) for name in PLAN.traced}
 CLASS = config["students"]
-IMPORT_S = 120  # so long the modules of others may take to be imported
-# What names each student's implementations.
+IMPORT_S = 120  # time limit for importing a user's modules
+# The file that names each student's implementations.
 STUDENTS = [] if CLASS == NONE else [str(file) for file in map(handed_over, sorted(Path(CLASS).glob("*/"))) if file]
 if CLASS != NONE and not STUDENTS:
     raise WorkflowError(
@@ -63,16 +63,16 @@ os.environ.update(
     PATH=os.pathsep.join([str(Path(sys.executable).parent), os.getenv("PATH", "")]),
     PYTHONPATH=os.pathsep.join(filter(None, [str(workflow.basedir), os.getenv("PYTHONPATH")])),
 )
-# What Snakemake gives each job as its TMPDIR: a folder that is removed when this process ends.
+# The TMPDIR of each job: a folder that is removed when this process ends.
 tempfile.tempdir = str(workflow.snakemake_tmp_dir)
 
 if workflow.is_main_process:
     announce_run()
     if workflow.output_settings.dryrun:
-        atexit.register(lambda: print_forecast())  # below what Snakemake prints
+        atexit.register(lambda: print_forecast())  # below Snakemake's output
     else:
-        # One counter is enough, that of cells; a dry run says what would run, and why.
-        if workflow.output_settings.quiet is not None:  # as both profiles make it
+        # The counter of cells is enough; a dry run shows the jobs, and their reasons.
+        if workflow.output_settings.quiet is not None:  # as in both profiles
             workflow.output_settings.quiet.update({Quietness.PROGRESS, Quietness.REASON})
         if message := clear_after_dead_owner():
             print(message, file=sys.stderr)
@@ -85,7 +85,7 @@ wildcard_constraints:
 onstart:
     note_owner(workflow.persistence._lockfile.values(), workflow.snakemake_tmp_dir)
     if workflow.local_exec:
-        # Also that of what is run here before the jobs.
+        # Also of what is run here before the jobs.
         os.environ.update(TMPDIR=str(workflow.snakemake_tmp_dir))
         if not os.access(Path.home(), os.W_OK):
             os.environ.update(TRITON_CACHE_DIR=str(workflow.snakemake_tmp_dir / "triton"))

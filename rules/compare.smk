@@ -10,7 +10,7 @@ COMPARED_WITH = str(config["with"])
 COMPARISON = f"{RESULTS}/comparison/{Path(COMPARED_WITH).resolve().name}"
 
 
-# Without output, so that it runs whenever it is asked for, and what it has written stays when a time is slower.
+# Without output, so that it runs whenever it is requested, and its files are kept when a time is slower.
 rule compare:
     """Compare these results with others: verdicts on all times together, a page and a figure."""
     input:

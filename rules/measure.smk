@@ -21,15 +21,15 @@ rule measure:
         f"{RESULTS}/logs/{{job}}.log",
     wildcard_constraints:
         job="|".join(map(re.escape, JOBS)),
-    # Tables and figures are left for the end, where they share the cores, instead of one waiting while others idle.
+    # Tables and figures are made at the end, where they share the cores, instead of one by one while others idle.
     priority: 2
     # All cores: nothing else may run during a measurement.
     threads: workflow.cores
     resources:
         gpu=job_gpus,
-        # No parameter: another limit would make what was measured stale.
+        # Not a parameter: another limit would make measurements stale.
         cell_timeout=config["cell_timeout"],
-        # What follows is for SLURM, which would else spread the GPUs over any number of nodes.
+        # The following is for SLURM, which would otherwise spread the GPUs over any number of nodes.
         nodes=job_nodes,
         tasks=job_nodes,
         tasks_per_gpu=0,

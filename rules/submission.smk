@@ -11,7 +11,7 @@ rule submission:
         report=rules.typeset.output[0],
     log:
         f"{RESULTS}/logs/submission.log",
-    # The tests take all of them.
+    # The tests use all cores.
     threads: workflow.cores
     params:
         folder="submission",

@@ -10,7 +10,7 @@ from cs336_systems.discovery import modules
 TABLES = {experiment: f"{RESULTS}/tables/{experiment}.csv" for experiment in PLAN.jobs}
 # Found by name, so no script has an import statement for them that its digest could follow.
 EXPERIMENT_MODULES = modules("cs336_systems.experiments")
-# Where the next rule finds what it writes: as a parameter, it would be in the record of each run.
+# Where the next rule finds its output: as a parameter, it would be in the record of each run.
 PLAN_FILE = workflow.snakemake_tmp_dir / "plan.json"
 os.environ.update(CS336_PLAN=str(PLAN_FILE))
 
@@ -75,7 +75,7 @@ rule verdict:
     """Where the report is and how its self-checks went; with `strict: true` a failed check fails the run."""
     input:
         checks=rules.checks.output[0],
-        # A failed run leaves the report that says why.
+        # A failed run keeps the report with the reason.
         report=f"{RESULTS}/writeup.pdf",
     output:
         f"{RESULTS}/verdict.txt",

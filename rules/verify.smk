@@ -5,7 +5,7 @@ results/<machine>/verify/<student>.html. Nothing is measured.
 """
 
 
-# Without output, so that it runs whenever it is asked for: no digest follows what students import.
+# Without output, so that it runs whenever it is requested: no digest covers the students' imports.
 rule verify:
     """Judge the implementations that the configuration names, or those of each student."""
     input:

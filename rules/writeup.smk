@@ -40,7 +40,7 @@ rule render:
         f"{RESULTS}/writeup.typ",
     log:
         f"{RESULTS}/logs/render.log",
-    # Before what else waits: both the PDF and the page are made from it.
+    # Before other waiting jobs: both the PDF and the page are made from it.
     priority: 1
     localrule: True
     params:

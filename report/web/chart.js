@@ -25,7 +25,7 @@ async function embed(place, spec, actions) {
   return (await charts())(box, whole, { ast: true, actions, tooltip: { theme: isDark() ? "dark" : "light" } });
 }
 
-/** The chart of some rows: lines over numbers, bars over names; a click on its legend picks one of the colours. */
+/** The chart of some rows: lines for numbers, bars for names; a click on its legend selects one of the colours. */
 async function drawChart(rows) {
   const { experiment, metric, x, y, colour, base, logX, logY } = choice();
   const { columns } = data;
@@ -78,7 +78,7 @@ async function drawChart(rows) {
   view.addEventListener("click", (_, item) => item?.datum?.row !== undefined && showDetail(experiment, item.datum.row));
 }
 
-/** Rows over the row of a base that agrees in all details; those without such a row are left out. */
+/** Rows relative to the row of a base with the same details; those without such a row are omitted. */
 function relative(rows, y, base, details, colour) {
   const key = (row) => JSON.stringify(details.map((name) => row[name]));
   const bases = new Map(rows.filter((row) => String(row[colour]) === base).map((row) => [key(row), row[y]]));

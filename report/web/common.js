@@ -1,4 +1,4 @@
-// What the other scripts share. All files here are one module, in alphabetical order.
+// Functions shared by the other scripts. All files here form one module, in alphabetical order.
 
 const $ = (selector, root = document) => root.querySelector(selector);
 const all = (selector, root = document) => [...root.querySelectorAll(selector)];
@@ -15,19 +15,19 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Text that the page carries compressed. */
+/** Text that is compressed in the page. */
 async function unpack(name) {
   const bytes = Uint8Array.from(atob($(`#data-${name}`).textContent), (letter) => letter.charCodeAt(0));
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
 }
 
-/** What `load` gives, loaded at the first call. */
+/** The result of `load`, loaded at the first call. */
 function once(load) {
   let loaded;
   return () => (loaded ??= load());
 }
 
-/** A script that the page carries, as a module. */
+/** A script in the page, as a module. */
 async function library(name) {
   const address = URL.createObjectURL(new Blob([await unpack(name)], { type: "text/javascript" }));
   return import(address);
@@ -40,7 +40,7 @@ function shown(value) {
   return Math.abs(value) >= 1e6 || Math.abs(value) < 1e-4 ? value.toExponential(3) : String(+value.toPrecision(5));
 }
 
-/** Have the browser save rows of texts as a CSV file. */
+/** Let the browser save rows of texts as a CSV file. */
 function download(name, rows) {
   const field = (text) => (/[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
   const text = rows.map((row) => `${row.map(field).join(",")}\n`).join("");

@@ -1,4 +1,4 @@
-// Everything that was recorded with a row and with its cell, and the command that measures it again.
+// Everything recorded with a row and with its cell, and the command that measures it again.
 
 async function showDetail(experiment, row) {
   const { columns, parameters, details, metrics, commands, job } = (await rowsOfAll())[experiment];
@@ -28,12 +28,12 @@ async function showDetail(experiment, row) {
     ...part("Medians of the cell", medians),
     ...part("Origin", pairs(names.slice(names.indexOf("samples") + 1).filter((name) => !details.includes(name)))),
     make("h4", {}, "Command"),
-    command ? copied(command) : make("p", {}, "No job of the present plan measures this cell."),
+    command ? copied(command) : make("p", {}, "No job of the current plan measures this cell."),
   );
   if (samples) await drawSamples(chart, samplesOf(samples), unit);
 }
 
-/** A heading, and what is not empty of some names with their values. */
+/** A heading, and the non-empty ones of some names with their values. */
 function part(title, entries) {
   const filled = entries.filter(([, text]) => text !== "");
   const items = filled.flatMap(([name, text]) => [make("dt", {}, name), make("dd", {}, text)]);

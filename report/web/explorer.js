@@ -1,4 +1,4 @@
-// All rows of all experiments: a chart and a table of those that the filters leave. The page's address holds what is
+// All rows of all experiments: a chart and a table of the filtered ones. The page's address stores what is
 // shown, as #explorer?experiment=flash&metric=forward&...; with row=7 it opens that row.
 
 const LINK = "#explorer?";
@@ -36,7 +36,7 @@ const has = (column, row, wanted) => !wanted || data.columns[column][row] === wa
 const rowsOf = (metric) =>
   [...data.columns.metric.keys()].filter((row) => has("metric", row, metric) && has("machine", row, choice().machine));
 
-/** Show what an address says; what it leaves out is as a reader would begin. */
+/** Show the state in an address; missing parts have their defaults. */
 async function show(wanted) {
   started = true;
   const experiments = await rowsOfAll();
@@ -73,7 +73,7 @@ function mainMetric(metrics) {
   return measured.includes(data.timed) ? data.timed : (measured[0] ?? "");
 }
 
-/** How rows are shown at first: over the longest grid of numbers, by name, all else at the setting that most of them have. */
+/** The initial view of rows: over the longest grid of numbers, by name, all else at its most frequent setting. */
 function usual(rows) {
   const many = (column) => valuesOf(column, rows).length;
   const ranked = varying(rows).sort((one, other) => many(other) - many(one));
@@ -141,7 +141,7 @@ async function list(rows, filter, search = "") {
   await draw();
 }
 
-/** Keep what is shown in the page's address, so that it can be shared; a choice is a step to which Back returns. */
+/** Store the view in the page's address, so that it can be shared; each choice is a step in the browser's history. */
 function remember(step = false) {
   const filter = JSON.stringify(table.searchBuilder.getDetails());
   const address = LINK + new URLSearchParams({ ...choice(), search: table.search(), filter });
@@ -155,7 +155,7 @@ function inWords({ criteria = [], logic, data, condition, value }) {
   return criteria.map((each) => (each.criteria ? `(${inWords(each)})` : inWords(each))).join(logic === "OR" ? " or " : ", ");
 }
 
-/** Draw the rows that the filters leave, say which they are, and show the columns in which they differ. */
+/** Draw the filtered rows, describe them, and show the columns in which they differ. */
 async function draw() {
   const { metric, y } = choice();
   const rows = table.rows({ search: "applied", order: "index" }).data().toArray();
@@ -186,7 +186,7 @@ filters.addEventListener("toggle", () => dispatchEvent(new Event("resize"))); //
 document.addEventListener("theme", () => table && draw());
 new IntersectionObserver((seen) => seen.some((entry) => entry.isIntersecting) && !started && show({})).observe($("#explorer"));
 
-/** Show what the page's address says. */
+/** Show the state in the page's address. */
 function arrive() {
   if (!location.hash.startsWith(LINK)) return;
   for (const dialog of all("dialog[open]")) dialog.close();

@@ -1,4 +1,4 @@
-// From a number of a table to the rows that it may come from: those that print like it, in its unit.
+// From a number in a table to the rows that it may come from: those that print equally in its unit.
 
 // Units of one quantity over one of them. Any other unit stands for itself; a share may be recorded without a unit.
 const QUANTITIES = [
@@ -14,13 +14,13 @@ const MOST_CANDIDATES = 12;
 /** A table's text with numbers as JavaScript writes them. */
 const numeric = (text) => text.replaceAll("−", "-").replace(/(?<=\d)[\u202f,](?=\d{3})/g, "").trim();
 
-/** By what to multiply a number in one unit to have it in another; undefined if they are of two quantities. */
+/** The factor that converts a number from one unit to another; undefined if they measure different quantities. */
 function conversion(from, to) {
   const quantity = QUANTITIES.find((units) => from in units && to in units);
   return quantity ? quantity[from] / quantity[to] : from === to ? 1 : undefined;
 }
 
-/** A number of a table, and what the table says about it. */
+/** A number in a table, and its description there. */
 function placeOf(cell) {
   const table = cell.closest("table");
   const texts = (cells) => cells.map((each) => numeric(each.textContent));
@@ -42,7 +42,7 @@ function placeOf(cell) {
   };
 }
 
-/** The experiments that a table shows: the one that a line names, or those that its section consults. */
+/** The experiments of a table: the one named in a line, or those used by its section. */
 function experimentsOf(table, { texts }, experiments) {
   const consulted = sectionOf(table, all("[data-experiments]")).map(({ dataset }) => dataset.experiments.split(" "));
   const own = Object.keys(experiments).filter((name) => !consulted.length || consulted[0].includes(name));
@@ -50,7 +50,7 @@ function experimentsOf(table, { texts }, experiments) {
   return named.length ? named : own;
 }
 
-/** The rows whose median or mean prints like a number in its unit, those first that share most with its place. */
+/** The rows whose median or mean prints like a number in its unit, the best matches of its place first. */
 function candidates(cell, experiments) {
   const place = placeOf(cell);
   const words = new Set([...place.texts, place.caption].join(" ").split(/[\s,;:()]+/));
@@ -96,14 +96,14 @@ async function lookUp(cell) {
   open($("#detail"), heading, ...(best.length ? [about, make("ul", { class: "candidates" }, ...lines)] : [none]));
 }
 
-/** The titles above a table's cell; a line of one cell is the heading of the lines below it alone. */
+/** The titles above a table's cell; a line of one cell is only the heading of the lines below it. */
 function titlesOf(cell) {
   const start = (each) => [...each.parentElement.cells].slice(0, each.cellIndex).reduce((sum, before) => sum + before.colSpan, 0);
   const covers = (title) => start(title) <= start(cell) && start(cell) < start(title) + title.colSpan;
   return all("thead th:not(:only-child)", cell.closest("table")).filter(covers);
 }
 
-/** Of some elements those in the same section as a place: between the same two headings. */
+/** The elements in the same section as a place: between the same two headings. */
 function sectionOf(place, elements) {
   const headings = all("article h2, article h3");
   const before = (element) => headings.findLast((heading) => heading.compareDocumentPosition(element) & Node.DOCUMENT_POSITION_FOLLOWING);

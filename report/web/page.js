@@ -1,6 +1,6 @@
-// The report's own part of the page: contents that follow, light and dark, figures, tables.
+// The report's own part of the page: contents that follow scrolling, light and dark, figures, tables.
 
-// Light and dark: a class, which the explorer's tables go by too. The page's head sets it as chosen, or as the system has it.
+// Light and dark: a class, which the explorer's tables also use. The page's head sets it from the choice or the system.
 const classes = document.documentElement.classList;
 const isDark = () => classes.contains("dark");
 function setDark(dark) {
@@ -17,7 +17,7 @@ $("#theme").addEventListener("click", () => {
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", ({ matches }) => setDark(matches));
 
-// Contents: the entry of what is being read is marked, and in sight.
+// Contents: the current entry is marked, and visible.
 const contents = $("#contents");
 const entries = new Map(all("a", contents).map((link) => [link.hash.slice(1), link]));
 const marks = [...entries.keys()].map((anchor) => document.getElementById(anchor));
@@ -52,7 +52,7 @@ const figures = once(async () => JSON.parse(await unpack("figures")));
 
 const [DEEP, LIGHTER] = ["#0072b2", "#3b9bdc"]; // a blue too dark for a dark page
 
-/** A figure's text in the present colours: in the dark its greys are turned round, and what has no colour is light. */
+/** A figure's text in the current colours: in dark mode greys are inverted, and elements without colour are light. */
 async function drawing(name) {
   const text = (await figures())[name];
   if (!isDark()) return text;
@@ -107,7 +107,7 @@ async function enlarge(image) {
   open($("#viewer"), make("div", { class: "picture" }, picture, tip), caption, ...(hint ? [hint] : []));
 }
 
-// Tables: numbers to the right, sorted by a click on a column's title, searched, saved; a click on a number finds its row.
+// Tables: numbers aligned right, sorted by a click on a title, searched, saved; a click on a number finds its row.
 const FEW_ROWS = 8;
 
 for (const box of all("article .scroll")) {
@@ -178,7 +178,7 @@ function move(event, numbers) {
   ahead.sort((one, other) => distance(one) - distance(other))[0]?.focus();
 }
 
-// Each figure and table that has a name has a link to itself, as headings have.
+// Each named figure and table has a link to itself, like headings.
 for (const figure of all("article figure")) {
   const anchor = figure.id || figure.closest("[id]:not(main)")?.id;
   if (anchor) $("figcaption", figure)?.append(make("a", { class: "anchor", href: `#${anchor}`, "aria-label": "Link to this" }));
@@ -206,7 +206,7 @@ function sortable(table, title, column) {
   title.addEventListener("keydown", (event) => event.key === "Enter" && sort());
 }
 
-// A formula within a line may go on in the next one before a relation.
+// A formula within a line may continue on the next one before a relation.
 for (const formula of all("math:not([display])")) {
   for (const relation of [...formula.children].slice(1).reverse()) {
     if (!/^[=<>≤≥≈]$/.test(relation.textContent)) continue;
