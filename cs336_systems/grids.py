@@ -29,8 +29,7 @@ MOST_CELLS = 10_000
 """Maximum number of cells of one grid: weeks, if a cell takes a minute."""
 MOST_PROCESSES = 256
 """Maximum number of processes of one launch. Without GPUs they share a host, and each needs some hundred MB of its
-memory.
-"""
+memory."""
 LONGEST_NAME = 100
 """Maximum bytes of a job's name, which is also a file name, or of a size's name."""
 

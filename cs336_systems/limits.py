@@ -6,8 +6,7 @@ REDUCTIONS = 2
 """Maximum number of units' reductions in flight when another unit's gradients are complete."""
 ALIGNMENT = 256
 """Alignment of parameters in bytes, as in CUDA's allocations: matmuls choose their kernel by alignment, and another
-kernel rounds differently.
-"""
+kernel rounds differently."""
 EVEN = 1.05
 """Largest size of a padded bucket relative to its contents: a collective needs equal parts from each rank."""
 PATIENCE = 4

@@ -14,8 +14,7 @@ PHASES_OF_MODE = {
     "train_step": ("forward", "backward", "optimizer"),
 }
 """The phases of each kind of step. inference computes logits under no_grad; in the others, forward computes the
-loss.
-"""
+loss."""
 
 
 class TrainingStep:

@@ -69,5 +69,4 @@ SCHEMES = {
     "ZeRO-2": Scheme(shards_state=True, reduces_to_owners=True, frees_gradients=True),
 }
 """`ShardedOptimizer` after a data-parallel wrapper is the handout's sharded optimizer. With gradients from
-`ShardedGradientsDataParallel`, which frees the gradients it has sent, it is ZeRO-2, which sends as much as ZeRO-1.
-"""
+`ShardedGradientsDataParallel`, which frees the gradients it has sent, it is ZeRO-2, which sends as much as ZeRO-1."""

@@ -34,8 +34,7 @@ class Setting:
     attention: Attention = "plain"
     passes: Literal["eager", "compiled", "fused"] = "eager"
     """Norms, rotary embeddings and activations: op by op; through torch.compile; or fused kernels and linear
-    cross-entropy.
-    """
+    cross-entropy."""
     mode: Literal["train_step", "forward_backward", "forward", "inference"] = "train_step"
     segment: int = 0
     """Consecutive blocks that keep only their input; 0: no checkpointing. Only for eager passes."""
@@ -60,8 +59,7 @@ class Setting:
     first_buckets: bool = True
     """Whether the first buckets are still in memory then. Recorded launches of one program differ in this, likely
     because PyTorch's ProcessGroupNCCL holds a collective's tensors until its watchdog, which polls ten times a second,
-    has seen the collective end and another one is called.
-    """
+    has seen the collective end and another one is called."""
     exposed: bool = False
     """Whether communication follows the backward pass, instead of overlapping with it."""
     symmetric: bool = False

@@ -18,8 +18,7 @@ LEAST: Mapping[str, float] = {
     "flash_exponentials": 0.0,
 }
 """The smallest possible weight, if it is not 1: nothing is faster than the data sheet, but communication can be
-hidden.
-"""
+hidden."""
 UNKNOWN: Mapping[str, float] = {"kernels": 2e-6, "flash_exponentials": 500.0}
 """The weight of work that occurs in no recorded step, if it is not DEFAULT."""
 DEFAULT = 1.4

@@ -13,12 +13,10 @@ from cs336_systems.accounting.units import BYTES, FP32_BYTES
 
 SPLIT_UPDATE_BYTES = 26
 """AdamW bytes per bf16 weight: reads gradient 2, weight 2, remainder of the master 2, moments 8; writes all but the
-gradient.
-"""
+gradient."""
 WHOLE_UPDATE_BYTES = 28
 """AdamW bytes per fp32 weight: reads gradient, weight and moments, writes weight and moments. The same per bf16 weight
-with a separate fp32 master: 2 + 4 + 8 read, 2 + 4 + 8 written.
-"""
+with a separate fp32 master: 2 + 4 + 8 read, 2 + 4 + 8 written."""
 HEAD_TILE = 64
 """From here on, widths of attention heads are padded to powers of two."""
 DIAGONAL = 128

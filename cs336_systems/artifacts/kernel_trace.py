@@ -27,8 +27,7 @@ from cs336_systems.record.measurement import Measurement
 
 RECORDED_STEPS = 3
 """Number of recorded steps, of which the last is kept: under the profiler the first launches of each kernel are
-slow.
-"""
+slow."""
 
 
 def last_step(events: Sequence[Event]) -> list[Event]:

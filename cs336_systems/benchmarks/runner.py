@@ -31,8 +31,7 @@ COMPILER_ERRORS = {
     "triton.runtime.errors.PTXASError",
 }
 """Names of the exceptions of compilers, by which they are recognized without importing a compiler. OutOfResources: the
-compiled kernel does not fit the GPU.
-"""
+compiled kernel does not fit the GPU."""
 COMPILER_MESSAGES = ("PassManager::run failed", "ptxas", "Failed to find C compiler")
 """Parts of the messages of plain RuntimeErrors by which Triton reports that a compiler failed."""
 

@@ -22,8 +22,7 @@ HOST_SETS_PACE = "host-bound: the host's speed changes too much from run to run 
 COMMIT_CHARACTERS, MOST_LISTED = 10, 3
 CPU_SHARES, CPU_TAIL, QUIET = (0.5, 0.9), 2.0, 0.02
 """On a CPU, only unchanged cells decide: the calibrated machine was loaded by other programs, and most are not.
-Temporary loads leave most cells unaffected, so the tail counts, at twice its value; the factor is at least 0.02.
-"""
+Temporary loads leave most cells unaffected, so the tail counts, at twice its value; the factor is at least 0.02."""
 NOT_CALIBRATED = "communication-bound: no two unchanged runs are recorded for calibration"
 NOT_KNOWN = "no instrument shows whether it is host-bound or device-bound"
 

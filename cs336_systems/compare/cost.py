@@ -21,8 +21,7 @@ class Cost:
     """Energy of a token, J."""
     by_counter: bool
     """Whether the energy is the driver's counter over a series of steps; otherwise it is the whole cell's median power
-    times the step.
-    """
+    times the step."""
 
 
 def cost(cell: Cell, row: Row, price: float | None) -> Cost | None:

@@ -35,8 +35,7 @@ Above it, the host affects at most a tenth of the time, so two processes can be 
 """
 LONG_MS, LONG_CALLS, LONG_ANYWHERE_MS = 1.0, 3, 2.0
 """A call is always device-bound if it takes at least the first, in ms, and this multiple of its host overhead; or at
-least the last, in ms, if the overhead is not known.
-"""
+least the last, in ms, if the overhead is not known."""
 LONGER_TOGETHER = 1.15
 """If both passes in one call take longer than this relative to separate passes, they wait for the host."""
 

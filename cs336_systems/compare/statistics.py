@@ -37,8 +37,7 @@ MEDIAN_OVER_MEAN = math.sqrt(math.pi / 2)
 """Ratio of the standard errors of median and mean, for many normal samples."""
 PRIOR_SAMPLES = 4
 """The weight of the typical spread relative to a cell's own, in samples: five samples can be close together by
-chance.
-"""
+chance."""
 FEWEST_ORDERED = 16
 """Minimum number of samples that show their correlation."""
 FEWEST_HONEST = 16

@@ -19,7 +19,6 @@ class Accumulation(Experiment):
     """Dtype to which 0.01 is rounded."""
     cast: bool = False
     """Whether the addend is cast to the accumulator's dtype before the addition (type promotion gives the same sum
-    without the cast, as the experiment shows).
-    """
+    without the cast, as the experiment shows)."""
     additions: Positive = 1000
     """Number of additions of 0.01."""

@@ -55,14 +55,12 @@ class Experiment(metaclass=type):  # noqa: UP050 (mypy takes no other class for 
     """Parameters that the report does not compare: a table or figure shows cells with one value of each."""
     numeric_tests: ClassVar[tuple[str, ...]] = ()
     """The modules of `tests` that must pass on a machine before a measurement; none if the experiment measures only
-    PyTorch.
-    """
+    PyTorch."""
     added_later: ClassVar[Mapping[str, Any]] = {}
     """Parameters that earlier results lack, and the value that each had at that time."""
     processes: ClassVar[int] = 1
     """Number of processes that measure a cell together, one per GPU if there are GPUs. An experiment that varies it has
-    a field of this name instead.
-    """
+    a field of this name instead."""
 
     def __init_subclass__(cls) -> None:
         """Look up the units of its metrics, unless it defines its own metrics."""
@@ -98,8 +96,7 @@ class ModelExperiment(Experiment):
 
     size: Size = "small"
     """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or your own shape as
-    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N.
-    """
+    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
     context: Positive = 512
     """Tokens per sequence."""
     batch_size: Positive = 4

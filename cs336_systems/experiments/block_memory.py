@@ -17,8 +17,7 @@ class BlockMemory(Experiment):
 
     size: Size = "small"
     """Model size of the block: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or your own shape as
-    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N.
-    """
+    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
     context: Positive = 512
     """Tokens per sequence."""
     batch_size: Positive = 4

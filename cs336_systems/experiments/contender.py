@@ -13,8 +13,7 @@ VARIATION_MB = 100
 """The bucket size of contenders that are compared at a single size."""
 PEER_COPIES = 2
 """How many copies of all gradients are in memory that peers reach: a wrapper's own buckets, and those that peers
-fill.
-"""
+fill."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +56,12 @@ class Declared(Contender):
     """The messages of a step; none if ranks do not communicate."""
     copies: float = 0.0
     """Maximum number of times that it writes all gradients or weights in a step, in addition to a single rank's
-    writes.
-    """
+    writes."""
     wire: float = 1.0
     """The share of the gradients' bytes that it sends."""
     tolerance: float = 2.0**-10
     """The allowed error of a gradient, relative to the mean over the ranks. Wrong gradients are off by far more;
-    another order of additions by less.
-    """
+    another order of additions by less."""
     updates: bool = False
     """Whether the optimizer's step is part of its synchronization."""
     autocasts: bool = True

@@ -148,14 +148,12 @@ class TrainingOnRanks(ModelExperiment):
     """Rounds of interleaved contenders, each with a new model and optimizer."""
     warmup: NonNegative = 2
     """Steps of each turn before timing begins: in them optimizers create their state, PyTorch's wrapper rebuilds its
-    buckets, and our FSDP records the order of layers.
-    """
+    buckets, and our FSDP records the order of layers."""
     steps: Positive = 4
     """Steps timed in each turn."""
     model: ModelClass = "cs336_systems.model:TransformerLM"
     """The model class, as package.module:Class; any class with TransformerLM's arguments works. To be compiled, or
-    sharded by block, it needs its blocks in `blocks`.
-    """
+    sharded by block, it needs its blocks in `blocks`."""
 
     def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
         """Describe the step of each contender."""
@@ -186,11 +184,9 @@ class DataParallelTraining(TrainingOnRanks):
 
     compiled: bool = False
     """Whether each Transformer block is compiled separately, so that gradients arrive block by block, and on a GPU the
-    whole step is replayed from a CUDA graph: then steps are device-bound.
-    """
+    whole step is replayed from a CUDA graph: then steps are device-bound."""
     tried: bool = False
     """Whether variations tried on the way to the best wrapper are also measured."""
     implementation: Annotated[str, own_next_to(CONTENDERS)] = ""
     """Your own wrappers to compare, as NAME=package.module:name, separated by commas. Each is called with the module,
-    and with bucket_size_mb=100 if it accepts that; finish_gradient_synchronization() follows the backward pass.
-    """
+    and with bucket_size_mb=100 if it accepts that; finish_gradient_synchronization() follows the backward pass."""

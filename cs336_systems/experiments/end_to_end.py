@@ -33,8 +33,7 @@ class EndToEnd(ModelExperiment):
     forward_backward: the backward pass too; train_step: AdamW's update too."""
     cold_start: bool = False
     """Whether a job starts directly with its first cell. Otherwise it first measures that cell, eager and with one
-    timed step, and discards the result, so that no cell includes the process's one-time costs.
-    """
+    timed step, and discards the result, so that no cell includes the process's one-time costs."""
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:

@@ -200,8 +200,7 @@ class Flash(Experiment):
     """Dtype of the inputs; fp32 has TF32 off."""
     compiled_call: bool = False
     """Whether the function of q, k and v runs through torch.compile, as on the leaderboard; then it is also timed under
-    the handout's protocol.
-    """
+    the handout's protocol."""
     rep: Positive = 100
     """Milliseconds of timed calls that do_bench aims for; on a CPU, ten calls are timed."""
     implementation: Annotated[str, AfterValidator(_known)] = "triton"

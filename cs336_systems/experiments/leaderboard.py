@@ -40,14 +40,12 @@ class Leaderboard(Experiment):
     part: Literal["step", "rank", "one_card"] = "step"
     """step: the whole step, on all processes. rank: the work of one of two ranks without the other: all layers on its
     own sequences, the loss, and the update of half of the weights. one_card: the same with the update of all weights,
-    which is a full step with half of the sequences.
-    """
+    which is a full step with half of the sequences."""
     processes: Annotated[int, Ge(1), Le(2)] = 2  # type: ignore[misc]  # a class variable of experiments that do not vary it
     """Number of processes that measure together, one per GPU if there are GPUs; they communicate only in a step."""
     size: Size = "8B:d_model=4096,d_ff=11008,num_layers=34,num_heads=32"
     """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or your own shape as
-    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N.
-    """
+    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
     context: Positive = 32_768
     """Tokens per sequence."""
     batch_size: Positive = 1

@@ -22,12 +22,10 @@ class Metric:
     """One sentence without its full stop."""
     timed: bool = False
     """Whether its samples took separate time: at least n times its mean was spent in the cell, in addition to other
-    timed metrics.
-    """
+    timed metrics."""
     part_of: str = ""
     """The metric of the same unit that it is part of; all parts add up to it. A timed part was measured in other steps,
-    so timed parts add up only approximately.
-    """
+    so timed parts add up only approximately."""
     between: float = 0.0
     """Share of the whole that may lie between its parts; 0: they add up to the digit."""
     counts: bool = False

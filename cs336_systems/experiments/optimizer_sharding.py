@@ -14,8 +14,7 @@ HELD = ("parameters", "gradients", "optimizer_state")
 """Categories in which a rank's memory is counted, tensor by tensor."""
 MOMENTS = ("initialized", "before_update", "after_update")
 """Moments at which memory is measured: after model, wrapper and optimizer are created; and in a step after the first,
-before and after the optimizer's update.
-"""
+before and after the optimizer's update."""
 REDUCED = in_buckets(VARIATION_MB)
 SCATTERED = by_owners(PASSES, ("reduce_scatter", "reduce"), VARIATION_MB)
 SHARED = by_owners(UPDATE, ("all_gather", "broadcast"), VARIATION_MB)

@@ -24,8 +24,7 @@ class Rung:
     """flash: this project's kernels."""
     passes: Literal["eager", "compiled", "fused"] = "eager"
     """Norms, rotary embeddings and activations: op by op; blocks through torch.compile, one by one; or fused kernels,
-    with packed matmuls and a chunked linear cross-entropy.
-    """
+    with packed matmuls and a chunked linear cross-entropy."""
     graph: bool = False
     """Whether the whole step is replayed from a CUDA graph."""
     overlap: bool = False
@@ -162,8 +161,7 @@ class TrainingLadder(Experiment):
 
     size: Size = "small"
     """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or your own shape as
-    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N.
-    """
+    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
     batch_size: Positive = 4
     """Sequences per batch."""
     context: Positive = 512
@@ -181,8 +179,7 @@ class TrainingLadder(Experiment):
     """Steps run before timing begins, in addition to those before a CUDA graph is captured."""
     steps: Positive = 9
     """Steps timed on a CPU, fewer if they are slow; on a GPU a step runs until steady state. For part training:
-    training steps.
-    """
+    training steps."""
 
     def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
         """Describe the step of each rung, if steps are timed."""

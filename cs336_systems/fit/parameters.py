@@ -40,26 +40,22 @@ class Question:
     model: Annotated[str, AfterValidator(_known_model)] = EndToEnd.model
     """A published model by name (llama-3-8b, qwen2.5-7b, gpt2, and others), the handout's model in a size, or your own
     class as package.module:Class, which accepts TransformerLM's arguments. All except the handout's model are traced on
-    PyTorch's meta device.
-    """
+    PyTorch's meta device."""
     size: Size | None = None
     """The handout's model in a size (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or in your own shape as
-    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N; small if no model is named.
-    """
+    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N; small if no model is named."""
     context: Count = 512
     """Tokens per sequence."""
     batch_size: Count = 4
     """Sequences per GPU."""
     vocab_size: Count | None = None
     """Rows of the embedding and of the output head: by default the published model's, or 10 000 for the handout's
-    sizes; required for your own shape.
-    """
+    sizes; required for your own shape."""
     precision: Literal["fp32", "bf16"] = "bf16"
     """fp32 with TF32 off, or bf16: autocast over fp32 weights, and bf16 weights with fp32 masters."""
     attention: Literal["plain", "flash", "sdpa"] = "flash"
     """For the handout's model: plain materializes the score matrix; flash and sdpa keep no scores. Fused steps are
-    shown only with flash.
-    """
+    shown only with flash."""
     gpus: Annotated[Positive, Le(2**20)] = 1
     """GPUs that train together."""
     gpu: Annotated[str, AfterValidator(_spelt_out)] = recorded().gpu

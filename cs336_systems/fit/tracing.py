@@ -28,13 +28,11 @@ Precision = Literal["fp32", "autocast", "bf16", "sharded"]
 """autocast: bf16 over fp32 weights; bf16: bf16 weights too; sharded: all in bf16 but RMSNorm, as FSDP computes."""
 Kind = Literal["allocate", "free", "gradient", "copy", "passing"]
 """gradient: a storage is now a parameter's full gradient; copy: it is a bf16 copy of a weight; passing: temporary bytes
-of a kernel.
-"""
+of a kernel."""
 FLASH, FLASH_BACKWARD = "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"
 PASSING = (FLASH_BACKWARD, "_softmax_backward_data")
 """Operators whose GPU kernels allocate and free as many fp32 elements as their second argument has: the query, whose
-gradient is summed in fp32; the probabilities, which are multiplied by their gradient.
-"""
+gradient is summed in fp32; the probabilities, which are multiplied by their gradient."""
 CUBLAS = ("mm", "addmm", "bmm", "baddbmm")
 BACKWARD_OF_FLASH = 2.5
 """Ratio of the matmuls in attention's backward and forward pass."""

@@ -24,8 +24,7 @@ class Gpu:
     """Compute capability, which names the class of chip: (8, 9) is sm_89."""
     bf16: float
     """bf16 matmul on the tensor cores, without sparsity, accumulated in fp32, FLOP/s; on GPUs whose tensor cores lack
-    bf16, the fp32 rate, at which such a matmul runs there.
-    """
+    bf16, the fp32 rate, at which such a matmul runs there."""
     fp32: float
     """fp32 outside the tensor cores (TF32 off), FLOP/s."""
     bandwidth: float
@@ -36,8 +35,7 @@ class Gpu:
     """The driver's default power limit, W, as nvidia-smi prints it."""
     link: float | None
     """NVLink bandwidth to the other GPUs, one direction, bytes/s; None for GPUs without NVLink, or where it is an
-    option.
-    """
+    option."""
     source: str
     """The source document of the numbers."""
     url: str

@@ -9,8 +9,7 @@ COMPUTE, COMMUNICATION, OPTIMIZER = "compute", "communication", "optimizer"
 
 OF_COMMUNICATION = ("nccl", "Memcpy PtoP", "symmetric_memory", "LerpFunctor")
 """Parts of the names of NCCL's kernels, copies between GPUs, barriers in symmetric memory, and averages there. No other
-kernel in a training step with fused AdamW has such a name.
-"""
+kernel in a training step with fused AdamW has such a name."""
 
 ALL_GATHER, REDUCE_SCATTER = "all_gather", "reduce_scatter"
 OF_COLLECTIVES = {"AllGather": ALL_GATHER, "ReduceScatter": REDUCE_SCATTER}

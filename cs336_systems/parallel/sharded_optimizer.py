@@ -27,8 +27,7 @@ from cs336_systems.parallel.sharded_buckets import ShardedBucket
 
 PARTS = 8
 """Approximate number of parts that the update is split into. Each part costs the host a fraction of a millisecond; the
-first part's update overlaps with no communication.
-"""
+first part's update overlaps with no communication."""
 
 # Without this protocol GradScaler does not report overflows to the optimizer: see `step`.
 warnings.filterwarnings("ignore", "GradScaler is going to stop passing itself", FutureWarning)

@@ -21,8 +21,7 @@ STAGES = ("forward", "loss", "backward", "optimizer")
 
 ORDERED_SAMPLES = 256
 """Up to this number, samples are kept in the order of measurement; more samples are sorted, so that equal ones can be
-counted.
-"""
+counted."""
 SAMPLE_DIGITS = 5
 """Significant digits of a kept sample."""
 

@@ -81,8 +81,7 @@ class Provenance:
     """Whether tracked code differed from the commit; empty if unknown."""
     revisions: str
     """Revisions of the experiment, the contender and the instruments that measured it, as NAME=REVISION separated by
-    spaces; for a user's code its digest.
-    """
+    spaces; for a user's code its digest."""
     utc: str
     """When the job ended, ISO 8601, UTC."""
     seed: NonNegative

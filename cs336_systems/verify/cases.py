@@ -29,8 +29,7 @@ HANDOUT_ERROR = 1e-2
 STEPS = 3
 FP32_WAY, BF16_WAY = 2.0**-10, 2.0**-3
 """Allowed errors of weights after training, relative to their change: other orders of addition in fp32; repeated
-rounding of gradients to bf16.
-"""
+rounding of gradients to bf16."""
 
 
 @dataclass(frozen=True, kw_only=True)

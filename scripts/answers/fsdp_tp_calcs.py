@@ -22,8 +22,7 @@ STRATEGIES = [
     ),
 ]
 """Strategy, pass; N times the FLOPs and the bytes sent per device; the maximum number of devices as a formula and in
-the example.
-"""
+the example."""
 
 answers = limits(
     "With overlap, the limits multiply: $N <= (1 + a)(1 + c)$, {at_once} devices in the example.",

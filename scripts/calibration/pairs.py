@@ -25,8 +25,7 @@ from cs336_systems.record.validation import Row
 
 SLOWED = ("2026-11-22T14:52:41+00:00",)
 """Recordings that were replaced because a self-check (scripts/checks/slowed_card.py) found that their GPU was slowed
-down.
-"""
+down."""
 SETTLED = "2026-11-21T10"
 """Earlier recordings have no clocks, and their steps were timed by other code."""
 VERSIONS = ("gpu", "driver", "cuda", "cudnn", "torch", "torch_files", "triton")

@@ -19,12 +19,10 @@ from scripts.views.data import select
 P = ParamSpec("P")
 TOLERANCE = {"GPU": 0.15, "CPU": 0.5}
 """Relative difference between two measurements of the same quantity that needs no explanation; a CPU also does other
-work.
-"""
+work."""
 HONEST = 0.03
 """Relative difference of the same time in another cell or launch that is not caused by code: a GPU's clock follows its
-temperature and power, and memory is laid out differently.
-"""
+temperature and power, and memory is laid out differently."""
 
 
 def between_cells(tolerance: float) -> float:

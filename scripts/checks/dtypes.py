@@ -36,8 +36,7 @@ EXPECTED: Mapping[tuple[str, str], Callable[[Series], str]] = {
     ("training_ladder", "weights_dtype"): rung_weights,
 }
 """The required precision of a row's dtype, by experiment and metric; under autocast, according to PyTorch's documented
-rules.
-"""
+rules."""
 
 
 @check("{n} tensors")

@@ -18,16 +18,13 @@ STAGE_TOLERANCE = 0.05
 """Relative difference of a stage's time in the trace from the time between its events."""
 HOST_TOLERANCE = 0.1
 """The same in host-bound steps: the host may leave the stage some time after the last kernel, where idle time in the
-trace ends.
-"""
+trace ends."""
 STAGE_SLACK_MS = 0.3
 """Difference allowed for any stage, however short: under the profiler the host takes this long from recording the first
-event to entering the stage's range; in the loss of fp32 steps up to 0.16 and 0.24 ms in two runs on H200s.
-"""
+event to entering the stage's range; in the loss of fp32 steps up to 0.16 and 0.24 ms in two runs on H200s."""
 VAGUE = ("other", "elementwise", "reduction")
 """Categories of kernel names that may have lost information when they were shortened; the operator may also have
-provided it.
-"""
+provided it."""
 NO_KERNEL = "no kernel was profiled"
 
 

@@ -96,8 +96,7 @@ class Law:
     """The values that the metric's rows must have in other columns."""
     per: str = ""
     """The metric whose rows the law applies to, if not its own; the number is then the sum of its own in the same cell,
-    0 if none.
-    """
+    0 if none."""
 
     @property
     def sides(self) -> tuple[float, float]:

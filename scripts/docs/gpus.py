@@ -22,8 +22,7 @@ CLASSES = {
     (12, 0): ("Blackwell: RTX 50, RTX PRO", 99, "Triton kernels, smaller tiles"),
 }
 """For each class: the GPUs, KB of shared memory per block (CUDA C++ Programming Guide, table 32), and the attention
-that runs there. Tests compile the kernels within these limits.
-"""
+that runs there. Tests compile the kernels within these limits."""
 
 
 def page(text: str) -> str:

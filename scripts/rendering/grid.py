@@ -35,8 +35,7 @@ FORMS: dict[str, Callable[[Any], str]] = {
     "star": lambda value: "*" if value else "",
 }
 """Additional format specifications: `share` formats a fraction in percent, `GiB` takes MiB, `star` marks true
-values.
-"""
+values."""
 
 
 class _Cell(string.Formatter):

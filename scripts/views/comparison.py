@@ -45,8 +45,7 @@ launched call by call.
 """
 UNSTEADY = 0.5
 """Relative difference of the baseline's medians between rounds from which differences from the baseline are not
-reported.
-"""
+reported."""
 COLLECTIVES = {"all_gather": "gather", "reduce_scatter": "scatter"}
 """The kinds of communication with their own columns, and the columns' prefixes."""
 OTHERS = ["outside_memory", "forward_hidden", "forward_gathers"]

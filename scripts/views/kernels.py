@@ -31,8 +31,7 @@ LONG_NAMES = {
     r"((?:\w+_)?elementwise)_kernel: (\w+?)(?:_kernel)?(?:_cuda)?": r"\1: \2",
 }
 """The displayed part of long names, by their pattern: for matmuls, the layout of the operands and the tile of the
-result.
-"""
+result."""
 
 
 def label_of(rows: DataFrame, size: str) -> str:

@@ -25,8 +25,7 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "blocks recomputed": {"attention": "flash", "segment": 1},
 }
 """Ways to train with bf16 autocast: with attention that keeps the scores or not, and with blocks that keep only their
-input.
-"""
+input."""
 
 
 def longest_contexts(gpu: str, capacity: float) -> DataFrame:

@@ -35,8 +35,7 @@ MFU_CONVENTIONS: Mapping[str, tuple[bool, bool]] = {
     "full scores, with embedding": (True, False),
 }
 """Conventions of counting FLOPs, by name: whether the embedding table counts as a matmul, and whether the masked half
-of the scores is omitted. The first one is this project's.
-"""
+of the scores is omitted. The first one is this project's."""
 SCATTER = 3
 """Standard deviations of fp32 losses from different seeds within which each rung's loss must lie."""
 WORTH = 0.02

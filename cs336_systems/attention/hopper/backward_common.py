@@ -38,8 +38,7 @@ class Work(NamedTuple):
     """The query tile of the first step."""
     steps: Any
     """Number of query tiles that see one of the keys; with a causal mask and more keys than queries there may be
-    none.
-    """
+    none."""
     leading: Any
     """With a window: number of first query tiles that need a mask."""
     trailing: Any

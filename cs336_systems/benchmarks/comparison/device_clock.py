@@ -17,8 +17,7 @@ FLUSHED = 2**28
 """Bytes written before each lap, larger than any L2 cache: as many as in Triton's do_bench."""
 AHEAD = 1_000_000
 """Cycles that the device waits before a lap, about 0.5 ms, so that the host gets ahead: if the host needs no longer, a
-lap is the device's time. Work that does not wait for the timed stream may hide in this wait, but not in a trace.
-"""
+lap is the device's time. Work that does not wait for the timed stream may hide in this wait, but not in a trace."""
 LATE_S = 1e-4
 """Maximum number of seconds that the host waits for an idle device."""
 PERSISTING_L2 = 6

@@ -16,14 +16,12 @@ SCORES = 2**24
 """Approximate number of scores in memory at a time."""
 TOLERANCE = {torch.float32: 2.0**-14, torch.bfloat16: 2.0**-4}
 """Allowed errors, relative to the reference. fp32: sums of many terms in any order, but not TF32, which rounds inputs
-by about 2**-12. bf16: some roundings of scores, weights and results, each of up to 2**-9.
-"""
+by about 2**-12. bf16: some roundings of scores, weights and results, each of up to 2**-9."""
 TF32 = "TF32"
 """The label for fp32 results that are only as exact as TF32."""
 OF_USERS = {torch.float32: 2.0**-9, torch.bfloat16: 2.0**-6}
 """The same for users' code. fp32: TF32 is allowed (error up to 2**-10, and marked), bf16 (2**-8.4 or more) is not.
-bf16: below the error of one FP8 input, 2**-5.3; plain attention's error is 2**-7.
-"""
+bf16: below the error of one FP8 input, 2**-5.3; plain attention's error is 2**-7."""
 PART = 64
 """Approximate number of rows compared at a time, so that an error in a few rows is not lost among many."""
 

@@ -37,8 +37,7 @@ COLLECTIVES = {
 """Names of collectives by the prefix of their operator's name, without underscores."""
 LEAST = {"optimizer_sharding": 1.95, "fsdp": 1.9}
 """Minimum number of times that ranks sharing state send the bytes of all weights, by experiment: gradients, and updated
-weights. Small weights may be on every rank.
-"""
+weights. Small weights may be on every rank."""
 ALLOCATIONS = ("empty", "new_empty", "empty_like", "empty_strided")
 UPDATES = ("_fused_adamw_", "_foreach_add_")
 """Operators of the optimizer and its step count; ranks that shard it run fewer of them."""

@@ -38,8 +38,7 @@ LOSS_TOLERANCE = {"fp32": 2.0**-20, "bf16": 2.0**-9}
 """Allowed relative errors of a step's loss that is an fp32 number."""
 WEIGHT_TOLERANCE = {"fp32": 2.0**-9, "bf16": 2.0**-4}
 """Allowed relative errors of a step's update of each weight, or in bf16 of all weights together: AdamW's update is
-roughly the sign of a gradient, which rounding to bf16 may change.
-"""
+roughly the sign of a gradient, which rounding to bf16 may change."""
 
 
 class NewBatches:

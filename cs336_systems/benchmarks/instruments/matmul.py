@@ -104,5 +104,4 @@ PRECISIONS: dict[str, tuple[torch.dtype, Multiply, float]] = {
     "FP8": (torch.float8_e4m3fn, fp8, 2.0**-7),
 }
 """The dtype of a matmul's inputs, its constructor, and the allowed error of a result relative to the largest: its
-rounding, or the rounding of fp32 or TF32 terms.
-"""
+rounding, or the rounding of fp32 or TF32 terms."""

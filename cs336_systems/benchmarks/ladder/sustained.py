@@ -18,8 +18,7 @@ from cs336_systems.nvidia import uuid
 
 WINDOW_S = 2.5
 """Length in seconds of the windows whose medians are compared. The driver updates its energy counter many times in
-it.
-"""
+it."""
 SETTLED = 0.004
 """Maximum difference between the medians of consecutive windows in steady state."""
 MOST_WINDOWS = 8

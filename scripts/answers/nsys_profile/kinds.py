@@ -27,8 +27,7 @@ from scripts.views.roofline import block_kernels, fused_cell
 INFERENCE = "inference"
 COPIED = 0.9
 """Share of the data sheet's bandwidth that no copy exceeds: a faster kernel reads part of its bytes from the L2
-cache.
-"""
+cache."""
 OTHERS_SHOWN = 6
 """Kernels other than matmuls that are listed for each precision."""
 PASSES = {"forward (inference)": "forward", "forward + backward (training)": "both"}
