@@ -70,9 +70,9 @@ TOP = replace(_GRAPH, name="overlap", title="update under backward", overlap=Tru
 LADDER = (FIRST, _AUTOCAST, _ATTENTION, _MASTERS, _COMPILED, _FUSED, _GRAPH, TOP)
 """The rungs in order: each adds to the previous one; fused passes replace the compiler."""
 FP8 = replace(TOP, name="fp8", title="FP8 matmuls", fp8=True)
-"""Apart from the ladder: its matmuls are less exact."""
+"""Not on the ladder: its matmuls are less accurate."""
 CHECKPOINT = replace(TOP, name="checkpoint", title="blocks recomputed", checkpoint=True)
-"""Apart from the ladder: the top in less memory."""
+"""Not on the ladder: the top in less memory."""
 LEFT_OUT = (
     replace(TOP, name="no_attention", title="plain attention", attention="plain", without="attention"),
     replace(TOP, name="no_masters", title="bf16 autocast", precision="autocast", without="masters"),

@@ -12,7 +12,7 @@ RESERVED = 0.1
 """Largest share of a GPU's memory that its driver reserves, for example for error correction."""
 
 
-@check("{n} jobs", "no data sheet is listed for this device")
+@check("{n} jobs", "no data sheet is listed for this GPU or CPU")
 def card_has_its_memory(tables: Mapping[str, DataFrame]) -> Evidence:
     """The GPU has the memory of its data sheet, in GB or in GiB, except for the driver's share."""
     for name, table in tables.items():

@@ -106,7 +106,7 @@ def held_out(pairs: Sequence[Pair]) -> list[Difference]:
 
 
 def of_launches(folder: Path) -> list[list[Difference]]:
-    """The differences with a verdict between each two launches in a folder.
+    """The differences with a verdict between each pair of launches in a folder.
 
     Raises:
         ValueError: it has fewer than two.

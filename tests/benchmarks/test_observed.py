@@ -1,4 +1,4 @@
-"""Wrappers, libraries and baselines that do something else than their label says are found."""
+"""Wrappers, libraries and baselines that do something other than their label says are detected."""
 
 import contextlib
 from dataclasses import replace

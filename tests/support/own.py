@@ -18,7 +18,7 @@ class ForgetfulDDP(DDP):
 
 
 class RoundingDDP(DDP):
-    """Sends in another type than gradients have."""
+    """Sends in a dtype other than the gradients'."""
 
     def reduce(self, parameter):
         rounded = parameter.grad.bfloat16()

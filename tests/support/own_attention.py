@@ -52,7 +52,7 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
 
 
 def transposed(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-    """Gives its output in another shape."""
+    """Returns its output in another shape."""
     return plain_attention(q, k, v, is_causal).mT
 
 
