@@ -55,14 +55,14 @@ class Blocks:
         return self.add_block(address, size, size == SMALL_SEGMENT)
 
     def add_block(self, address: int, size: int, small: bool, free: bool = True, before: Block | None = None) -> Block:
-        """Add a block of a segment, after the one before it."""
+        """Add a block of a segment after the previous one."""
         block = self._at[address] = Block(address, size, small, free, before)
         if before:
             before.after = block
         return block
 
     def remove_segment(self, address: int) -> None:
-        """Remove a segment, one free block, that goes back to the driver."""
+        """Remove a segment (one free block) that is returned to the driver."""
         del self._at[address]
 
     def use(self, address: int, requested: int) -> int:
@@ -79,7 +79,7 @@ class Blocks:
         return block.size
 
     def free(self, address: int) -> Block:
-        """Free a block, and return the one that it is with its free neighbours."""
+        """Free a block, merge it with its free neighbours, and return the result."""
         block = self._at[address]
         block.free = True
         if block.after and block.after.free:
@@ -136,7 +136,7 @@ class CachingAllocator(Blocks):
 
 @cache
 def fresh_excess(sizes: Sequence[int]) -> int:
-    """Bytes by which tensors that are allocated one after another from new segments exceed what they ask for.
+    """Bytes by which tensors that are allocated one after another from new segments exceed the requested bytes.
 
     >>> fresh_excess((25 * MIB,)) // MIB
     1

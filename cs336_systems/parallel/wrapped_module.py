@@ -35,8 +35,8 @@ class WrappedModule(nn.Module):
         """Accumulate gradients: put all backward passes of a step except the last into this context.
 
         Data-parallel wrappers do not communicate in it. `FullyShardedDataParallel` reduces gradients of sharded weights
-        nevertheless, and accumulates them in the shards' dtype: whole gradients of all weights would need as much
-        memory as sharding has saved.
+        nevertheless, and accumulates them in the shards' dtype: unsharded gradients of all weights would need as much
+        memory as sharding saves.
         """
         if self._arrived:
             raise RuntimeError("no_sync() begins between a backward pass and finish_gradient_synchronization()")

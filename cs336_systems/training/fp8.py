@@ -117,17 +117,17 @@ def use_fp8(
         keep: names of layers to leave unchanged, by default the output head, whose error affects the loss directly.
         rowwise: see `fp8_linear`.
         gradient_dtype: see `fp8_linear`.
-        delayed: delayed scaling: scales are made for twice the largest elements of the step before, so that operands
-            are read once, and SwiGLU's results are rounded where they are computed. Larger elements are clamped. A
-            layer's first step has current scaling, as has whatever kernels do not compute: a CPU, fp32, a compiled
-            model. Scales are no part of a state dict.
+        delayed: delayed scaling: scales are computed from twice the previous step's largest elements, so operands are
+            read once, and SwiGLU's results are rounded where they are computed. Larger elements are clamped. A layer's
+            first step uses current scaling, and so do cases without kernels: a CPU, fp32, a compiled model. Scales are
+            not part of a state dict.
 
     Returns:
         the linear layers that do not run in FP8, by name, each with the reason.
 
     Raises:
-        ValueError: a name in keep is no linear layer of the model, no layer is left to convert, or delayed is given
-            together with rowwise.
+        ValueError: a name in keep is not a linear layer of the model, no layer is left to convert, or delayed is
+            combined with rowwise.
         RuntimeError: the GPU has no FP8 tensor cores.
     """
     if delayed and rowwise:
@@ -170,7 +170,7 @@ class _Fp8Linear(torch.autograd.Function):
         need_x, need_w = ctx.needs_input_grad[0], any(ctx.needs_input_grad[4:])
         a = round_operand(x, E4M3, options.rowwise, columns=need_w, amax=history and history[INPUT])
         b = round_operand(packed, E4M3, options.rowwise, columns=need_x, amax=history and history[WEIGHT])
-        empty = x.new_empty(0)  # an output, through which the inputs are reached without keeping any
+        empty = x.new_empty(0)  # an output, which gives access to the inputs without keeping any
         ctx.save_for_backward(a.columns, a.column_scale, b.columns, b.column_scale, empty)
         ctx.set_materialize_grads(False)
         ctx.options, ctx.history = options, history

@@ -1,4 +1,4 @@
-"""Formats of FP8, and what scales are made for."""
+"""FP8 formats, and bounds of scales."""
 
 import torch
 

@@ -22,7 +22,7 @@ class Operand(NamedTuple):
     rows: Tensor
     """[m, k] FP8."""
     scale: Tensor
-    """Factor that brings rows back, fp32: one number, or [m, 1]."""
+    """Factor that restores the rows, fp32: one number, or [m, 1]."""
     columns: Tensor | None
     """[k, m] FP8, if asked for."""
     column_scale: Tensor
@@ -51,7 +51,7 @@ def check_operands(x: Tensor, weights: Sequence[Tensor]) -> None:
 
 def rounds_in_kernels(x: Tensor) -> bool:
     """Whether kernels round this tensor."""
-    # Of fp32 inputs Triton 3.6 stores the columns wrongly.
+    # For fp32 inputs Triton 3.6 stores the columns wrongly.
     return x.dtype is not torch.float32 and runs_kernels(x)
 
 
@@ -62,7 +62,7 @@ def round_operand(x: Tensor, dtype: torch.dtype, rowwise: bool, *, columns: bool
         x: [m, k].
         dtype: the FP8 format.
         rowwise: a scale for each row, and for each column.
-        columns: whether columns are wanted.
+        columns: whether columns are returned.
         amax: an Amax for kernels; None: current scaling.
     """
     if not rowwise and rounds_in_kernels(x):
@@ -82,7 +82,7 @@ def _largest(x: Tensor, rowwise: bool) -> Tensor:
 
 
 def _scaled(x: Tensor, dtype: torch.dtype, largest: Tensor) -> tuple[Tensor, Tensor]:
-    """x in FP8, with contiguous rows, scaled so that largest becomes the limit; and the factor that brings it back."""
+    """x in FP8, with contiguous rows, scaled so that largest becomes the limit; and the factor that restores it."""
     limit = torch.finfo(dtype).max
     return (x.float() * (limit / largest)).clamp(-limit, limit).to(dtype).contiguous(), largest / limit
 

@@ -1,4 +1,4 @@
-"""A SwiGLU feed-forward network in FP8, whose activation and gradients are rounded where they are computed."""
+"""A SwiGLU feed-forward network in FP8; activation and gradients are rounded where they are computed."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ class Scaling(NamedTuple):
 
 
 def fp8_swiglu(x: Tensor, gate_up: Sequence[Tensor], down: Tensor, scaling: Scaling) -> Tensor:
-    """down(silu(gate(x)) * up(x)) in FP8, on kernels; the hidden layer is computed again in the backward pass.
+    """down(silu(gate(x)) * up(x)) in FP8, on kernels; the hidden layer is recomputed in the backward pass.
 
     Args:
         x: [..., d_model], bf16 or fp16, as the weights are. All require gradients, or none.
@@ -54,7 +54,7 @@ class _Fp8SwiGLU(torch.autograd.Function):
         hidden, hidden_scale = swiglu_fp8(gate_up, _amax(second, INPUT))
         c = _round(down, E4M3, second, WEIGHT, trains)
         y = matmul(hidden, hidden_scale, c.rows, c.scale, x.dtype, fast=True)
-        empty = x.new_empty(0)  # an output, through which the inputs are reached without keeping any
+        empty = x.new_empty(0)  # an output, which gives access to the inputs without keeping any
         ctx.save_for_backward(a.columns, a.scale, b.columns, b.scale, c.columns, c.scale, gate_up, hidden_scale, empty)
         ctx.set_materialize_grads(False)
         ctx.scaling, ctx.sizes = scaling, [len(w) for w in weights]

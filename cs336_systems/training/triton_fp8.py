@@ -1,7 +1,7 @@
-"""Rounding a matrix to FP8 in Triton, by rows and by columns, and the history of largest elements.
+"""Rounding of a matrix to FP8 in Triton, by rows and by columns, and the history of largest elements.
 
 Under current scaling a pass finds the largest element before another one rounds. Under delayed scaling the scale is
-made for the largest element of the last step, and one pass rounds and finds that of the next.
+computed from the last step's largest element, and one pass rounds and finds the next one.
 """
 
 from functools import lru_cache
@@ -19,23 +19,23 @@ from cs336_systems.training.tiles import Tile
 from cs336_systems.training.triton_swiglu import locate
 
 PARTS = 512
-"""Programs that find the largest element of a matrix, each of a part."""
+"""Number of programs; each finds the largest element of a part of a matrix."""
 AMAX_BLOCK = 4096
 TILE = Tile(64, 64, 8)
-"""What a program rounds."""
+"""The tile that a program rounds."""
 INPUT, WEIGHT, GRADIENT = range(3)
 """A layer's operands in its history."""
 SLOTS = 4
-"""Operands that a history has memory for, a power of two."""
+"""Number of operands in a history's memory, a power of two."""
 
 
 class Amax(NamedTuple):
-    """Where the largest absolute value of a tensor is read, which its scale is made for, and where it is written."""
+    """Where the largest absolute value for a tensor's scale is read, and where the new one is written."""
 
     last: Tensor | None = None
-    """One fp32 number: that of the last step; None: a pass of its own finds it."""
+    """One fp32 number: the last step's; None: a separate pass finds it."""
     next: Tensor | None = None
-    """One fp32 number, which is raised to it."""
+    """One fp32 number, which is raised to the new value."""
 
 
 CURRENT = Amax()
@@ -93,7 +93,7 @@ def advance_kernel(
     history,  # pointer, [N, 2, 4] fp32: the largest element of the last step, and that of this one so far
     N: tl.constexpr,
 ):
-    """Begin a step: where something was seen, and it was finite, it is the last step's from now on."""
+    """Begin a step: finite positive values of this step become the last step's."""
     last = history + 8 * tl.arange(0, N)
     seen = tl.load(last + 4)
     tl.store(last, seen, (seen > 0.0) & (seen < float("inf")))
@@ -102,9 +102,9 @@ def advance_kernel(
 
 @triton.jit
 def factor_of(amax, scale, limit, smallest, headroom, PARTS: tl.constexpr):
-    """Compute what numbers are multiplied by; the first program stores its inverse.
+    """Compute the factor for the numbers; the first program stores its inverse.
 
-    Where nothing but zeros was seen, as of a layer that begins with zeros, the scale is that of 1.
+    If all numbers were zero, as in a layer that starts with zeros, the scale is the one for 1.
     """
     largest = tl.max(tl.load(amax + tl.arange(0, PARTS)), 0)
     largest = tl.where(largest > 0.0, tl.maximum(largest * headroom, smallest), 1.0)
@@ -129,7 +129,7 @@ class AmaxHistory:
     """The largest elements of a layer's operands: in the last step, and in this one so far."""
 
     def __init__(self, device: torch.device):
-        """Begin with none, so that the first step is scaled by its own."""
+        """Begin without any, so that the first step uses current scaling."""
         self.device = device
         self._memory = torch.zeros(SLOTS, 2, 4, device=device)  # each number at a multiple of 16 bytes
         self._numbers = [(last[0], seen[0]) for last, seen in self._memory]
@@ -143,7 +143,7 @@ class AmaxHistory:
             self._known = frozenset(self._seen)
 
     def __getitem__(self, operand: int) -> Amax:
-        """Where the amax of an operand, which is rounded next, is read and written."""
+        """Where the amax of the operand to round next is read and written."""
         last, seen = self._numbers[operand]
         self._seen.add(operand)
         return Amax(last if operand in self._known else None, seen)

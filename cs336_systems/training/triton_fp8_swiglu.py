@@ -1,4 +1,4 @@
-"""SwiGLU's passes in Triton, whose results are rounded to FP8 where they are computed.
+"""SwiGLU's passes in Triton, which round their results to FP8.
 
 Under current scaling a pass without results finds the largest element first: it reads the inputs again, but neither
 writes nor reads a result in bf16.
@@ -22,7 +22,7 @@ from cs336_systems.training.triton_swiglu import locate
 
 HIDDEN_TILE = Tile(8, 512, 8)
 GRADIENT_TILE = Tile(64, 64, 8)
-"""Tall, since columns are written as well."""
+"""Tall, since columns are also written."""
 
 Pass = Callable[[Tensor, Tensor | None, float, bool], None]
 """Runs a pass, given the amax that its scale is made for, where to collect the next one, the headroom, and whether to
@@ -111,7 +111,7 @@ def gradients_kernel(
 
 @triton.jit
 def via(x, like):
-    """Round numbers to the dtype that a pass of its own would store, and widen them.
+    """Round numbers to the dtype that a separate pass would store, and widen them.
 
     So the compiler transposes tiles of 16 bits: ptxas 12.9 corrupts those of FP8 (triton issue 11111).
     """
@@ -139,7 +139,7 @@ def swiglu_fp8(gate_up: Tensor, amax: Amax = CURRENT) -> tuple[Tensor, Tensor]:
         amax: where the largest element of the hidden layer is read and written.
 
     Returns:
-        [rows, d_ff], float8_e4m3fn, and the factor that brings it back, one fp32 number.
+        [rows, d_ff], float8_e4m3fn, and the factor that restores it, one fp32 number.
     """
     rows, width = gate_up.shape
     hidden = torch.empty(rows, width // 2, dtype=E4M3, device=gate_up.device)
@@ -157,7 +157,7 @@ def swiglu_fp8(gate_up: Tensor, amax: Amax = CURRENT) -> tuple[Tensor, Tensor]:
 def swiglu_fp8_backward(
     gate_up: Tensor, d_hidden: Tensor, hidden_scale: Tensor, dtype: torch.dtype, amax: Amax = CURRENT
 ) -> Gradients:
-    """Compute the gradient of gate_up, and the hidden layer again, in FP8.
+    """Compute the gradient of gate_up in FP8, and recompute the hidden layer.
 
     Args:
         gate_up: [rows, 2 d_ff], contiguous.
@@ -182,7 +182,7 @@ def swiglu_fp8_backward(
 
 
 def _run(run: Pass, device: torch.device, amax: Amax) -> None:
-    """Run a pass, after one that finds the largest element where it is not known."""
+    """Run a pass, after one that finds the largest element if it is unknown."""
     if amax.last is not None:
         run(amax.last, amax.next, HEADROOM, True)
         return

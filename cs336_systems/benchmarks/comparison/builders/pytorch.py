@@ -34,10 +34,10 @@ def ddp_view(model: nn.Module, contender: Declared, cell: Any, **hyperparameters
 def ddp_channels(
     model: nn.Module, contender: Declared, cell: Any, **hyperparameters: Any
 ) -> tuple[nn.Module, Optimizer]:
-    """Build the same over a communicator of its own with few channels, which leave more SMs to the backward pass.
+    """Build the same over a separate communicator with few channels, which leave more SMs to the backward pass.
 
     Raises:
-        Unavailable: the ranks communicate over something that has no channels.
+        Unavailable: the ranks' backend has no channels.
     """
     if (backend := dist.get_backend()) != "nccl":
         raise Unavailable(f"{backend} has no channels; only NCCL has")
@@ -87,7 +87,7 @@ def shard(
 ) -> tuple[nn.Module, Optimizer]:
     """Build fully_shard per block; the rest of the model is another unit, kept gathered for the backward pass.
 
-    `tuned` prefetches as many blocks as this project's wrapper, and has buffers in memory of the process group.
+    `tuned` prefetches as many blocks as this project's wrapper, and allocates buffers from the process group's memory.
     """
     mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
     policy = MixedPrecisionPolicy(param_dtype=COMPUTE_DTYPE[cell.precision])
