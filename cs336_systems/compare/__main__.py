@@ -108,7 +108,7 @@ def refuse_outputs(options: argparse.Namespace, *read: Path) -> None:
     for name, path in outputs.items():
         for source in read:
             if path.resolve().is_relative_to(source.resolve()):
-                raise ValueError(f"{name} is {path}, which is an input of {source}; allowed: another file")
+                raise ValueError(f"{name} is {path}, which is in the input {source}; allowed: another file")
 
 
 def write(path: Path | None, text: Callable[[], str]) -> None:

@@ -119,11 +119,11 @@ def test_a_missing_package_is_named_with_the_extra():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
+        (["--csv", "results/one/raw/flash/leaderboard.csv"], "raw/flash/leaderboard.csv, which is in the input "),
         (
-            ["--csv", "results/one/raw/flash/leaderboard.csv"],
-            "csv is results/one/raw/flash/leaderboard.csv, which is part",
+            ["--json", "results/two/raw/flash/new.json"],
+            "json is results/two/raw/flash/new.json, which is in the input ",
         ),
-        (["--json", "results/two/raw/flash/new.json"], "json is results/two/raw/flash/new.json, which is part of what"),
         (["--json", "same", "--csv", "./same"], "json and csv are both same; allowed: two files"),
         (["--json", "slow"], "slow cannot be written: Is a directory"),
         (
