@@ -194,7 +194,7 @@ def test_a_job_that_hangs_is_ended_with_all_its_processes_and_no_other(tmp_path,
     assert another.poll() is None
     another.kill()
     another.wait()
-    sentence = "The job was ended, since it took longer than 10 s (cell_timeout in config.yaml), in cell 2 (number=1)"
+    sentence = "The job was ended because it took longer than 10 s (cell_timeout in config.yaml), in cell 2 (number=1)"
     assert sentence in capfd.readouterr().err
     assert (len(measured_cells(kept)), cell_under_way(kept)) == (1, "number=1")
 

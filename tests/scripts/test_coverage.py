@@ -13,9 +13,9 @@ from scripts.views.data import load, select
 from tests.samples import config, planned_cells, provenance, rows_of, write_raw
 
 LOST_ON_A_CPU = {
-    "peak_memory": "PyTorch counts peak memory only on CUDA devices",
-    "device_allocations": "PyTorch counts its allocations only on CUDA devices",
-    "device_busy": "only a CUDA device works asynchronously to the host, which may keep it waiting",
+    "peak_memory": "PyTorch counts peak memory on CUDA devices only",
+    "device_allocations": "PyTorch counts its allocations on CUDA devices only",
+    "device_busy": "only a CUDA device works apart from the host, which may keep it waiting",
 }
 
 
