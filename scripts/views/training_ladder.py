@@ -201,7 +201,7 @@ def needed(table: DataFrame, ladder: DataFrame) -> list[str]:
 
 
 def wrapped_table(table: DataFrame) -> DataFrame:
-    """One row per wrapper of each cell of several processes, the step without communication among them.
+    """One row per wrapper of each cell of several processes, including the step without communication.
 
     Columns: SHAPE, `processes`; `rung`, `title`; the medians of `step`, ms, `device_busy`, ms, and `peak_memory`, MiB;
     STATISTICS of the step; `host_bound`; `graph`, whether a CUDA graph is replayed; `over`, a wrapper's step over the

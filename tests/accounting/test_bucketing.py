@@ -1,4 +1,4 @@
-"""The model of bucketed gradient reduction against schedules that are played through event by event."""
+"""The model of bucketed gradient reduction against schedules that are simulated event by event."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The caching allocator's rules, by sequences whose result can be told from PyTorch's source."""
+"""The caching allocator's rules, by sequences whose result follows from PyTorch's source."""
 
 from cs336_systems.accounting.caching_allocator import CachingAllocator
 

@@ -49,7 +49,7 @@ PLACES = {
     "ours-fsdp": "cs336_systems.parallel.fsdp:FullyShardedDataParallel",
     **{name: f"tests.support.cheats_in_training:{name}" for cheats in CHEATS.values() for name in cheats},
 }
-"""Those that are not in `tests.support.own`."""
+"""Implementations outside `tests.support.own`."""
 WRONG = {
     "data_parallel": {
         "Summing": OFF,

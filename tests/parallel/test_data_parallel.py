@@ -1,4 +1,4 @@
-"""The data-parallel wrappers: the right gradients, to the bit, for all that a step can be."""
+"""The data-parallel wrappers: bitwise right gradients, for every kind of step."""
 
 import copy
 from functools import partial

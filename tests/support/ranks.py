@@ -220,7 +220,7 @@ def processor_seconds(pid):
 
 
 def serve(connection, rank, processes, backend, meeting_point):
-    """A rank: runs the tests that it is sent, and answers each with its error, or with nothing."""
+    """A rank: runs the tests sent to it, and returns the error of each, or nothing."""
     torch.set_num_threads(1)
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without it, deterministic matrix products are refused
     torch.use_deterministic_algorithms(True)  # tests compare bits
