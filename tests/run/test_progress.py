@@ -119,7 +119,7 @@ def test_a_log_of_an_earlier_run_does_not_count(plan, follow):
     assert look() == []
     write_log(plan, "a", "ok")
     os.utime(plan.results / "logs/accumulation/a.log", (0, 0))  # the clock of another host
-    assert look(2) == ["1 of 3 cells done, time left not known yet | accumulation/a, cell 2 of 3: additions=2"]
+    assert look(2) == ["1 of 3 cells done, time left unknown | accumulation/a, cell 2 of 3: additions=2"]
 
 
 def record(tmp_path, startup):
