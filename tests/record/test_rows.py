@@ -186,8 +186,8 @@ def test_a_wrong_file_is_named_with_its_fault(tmp_path, values, complaint):
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda text: text.replace("\n", ",\n"), "line 1: column '' is not known here"),
-        (lambda text: text.replace(",size", ",experiment,size"), "line 1: column 'experiment' is there twice"),
+        (lambda text: text.replace("\n", ",\n"), "line 1: column '' is unknown here"),
+        (lambda text: text.replace(",size", ",experiment,size"), "line 1: column 'experiment' is duplicated"),
         (lambda text: text.removesuffix("\n") + ",1\n", "line 2: more or fewer fields than the 48 columns"),
         (lambda text: text.rpartition(",")[0] + "\n", "line 2: more or fewer fields than the 48 columns"),
         (lambda text: text.replace(",nano,", ",na\rno,"), "line 2: more or fewer fields than the 48 columns"),
