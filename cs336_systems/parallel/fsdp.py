@@ -93,7 +93,8 @@ class FullyShardedDataParallel(WrappedModule):
             module: the module to train. Compile its blocks before wrapping, for example with `compile_blocks` of
                 cs336_systems.training.
             compute_dtype: dtype in which weights and gradients are sent and layers compute: their weights, biases and
-                floating-point inputs are cast. Shards and their gradients keep the parameters' dtype. None: no cast.
+                floating-point inputs are cast. Norms compute in their weights' dtype, as in autocast. Shards and their
+                gradients keep the parameters' dtype. None: no cast.
             together: classes of modules, such as the Transformer's block. One call gathers the weights of all layers of
                 such a module, and one call reduces their gradients: fewer calls, more memory. By default each layer is
                 its own unit. A compiled module is always one unit.
@@ -148,6 +149,10 @@ class FullyShardedDataParallel(WrappedModule):
                     weight.whole.register_post_accumulate_grad_hook(on_arrival(this, unit.index, position))
             unit.plan()
         module.register_forward_hook(Hook(after_module(this)), always_call=True)
+        if compute_dtype is not None:
+            for part in module.modules():
+                if isinstance(part, (nn.LayerNorm, nn.GroupNorm)):
+                    part.register_forward_pre_hook(cast_to_weight)
         self._follow_shards()
         scale_by_all_ranks()
         synchronizes(self, module.parameters())
@@ -393,6 +398,14 @@ class Hook:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copies()
+
+
+def cast_to_weight(norm: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Cast a norm's input to its weight's dtype, as autocast does: kernels of GPUs do not mix dtypes."""
+    weight = norm.weight
+    if not isinstance(weight, Tensor):
+        return inputs
+    return tuple(x.to(weight.dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs)
 
 
 def call_around(module: nn.Module, before: Callable[..., Any], after: Callable[..., None]) -> None:

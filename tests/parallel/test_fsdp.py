@@ -1,5 +1,6 @@
 """Fully sharded data parallelism: the right weights, to the bit, for all that a model and a step can be."""
 
+import copy
 from collections import Counter
 from functools import partial
 
@@ -213,6 +214,22 @@ def test_compute_dtype_casts_before_it_communicates(device, name, symmetric):
     for parameter in fsdp.parameters():
         assert parameter.dtype == torch.float32
         assert parameter.grad is None or parameter.grad.dtype == torch.float32
+
+
+@on_all_ranks
+def test_norms_compute_in_the_dtype_of_their_weights(device):
+    torch.manual_seed(0)
+    bf16, x = torch.bfloat16, 100 * torch.randn(64, 4, device=device)
+    bare = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.GroupNorm(3, 6), nn.Linear(6, 5)).to(device)
+    fsdp = FullyShardedDataParallel(copy.deepcopy(bare), bf16)
+    outputs = []
+    for norm in fsdp.module[1:3]:
+        norm.register_forward_hook(lambda norm, inputs, output: outputs.append(output))
+    fsdp(x).sum().backward()
+    first, layer_norm, group_norm, _ = bare
+    normalized = layer_norm(copy.deepcopy(first).to(bf16)(x.to(bf16)).float())
+    assert torch.equal(outputs[0], normalized)
+    assert torch.equal(outputs[1], group_norm(normalized))
 
 
 @on_all_ranks
