@@ -596,7 +596,7 @@ LAWS = {
     ],
     "what moves bytes in a step, timed alone, moves its closed form's: norms at a copy's speed, the update at no more "
     "than the data sheet's": [
-        Law("training_ladder", "floor", bytes_alone, DIGITS, column="median", where={"work": part})
+        Law("training_ladder", "floor", bytes_alone, BETWEEN, column="median", where={"work": part})
         for part in PARTS[2:]
     ],
     "gradients of a rung are off from fp32's by a few roundings of its precision, and not by zero": [

@@ -27,13 +27,13 @@ def zipped(content: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "not a whole trace file"),
-        (EAGER[:-1000], "not a whole trace file (its end is missing)"),
-        (EAGER[:1000] + bytes(100) + EAGER[1100:], "not a whole trace file"),
-        (b"garbage", "not a whole trace file (Not a gzipped file"),
-        (zipped(b"[" * 100_000), "not a whole trace file"),
-        (zipped(b"{"), "not a whole trace file (its end is missing)"),
-        (zipped(b"\xff\xfe"), "not a whole trace file"),
+        (b"", "not a complete trace file"),
+        (EAGER[:-1000], "not a complete trace file (its end is missing)"),
+        (EAGER[:1000] + bytes(100) + EAGER[1100:], "not a complete trace file"),
+        (b"garbage", "not a complete trace file (Not a gzipped file"),
+        (zipped(b"[" * 100_000), "not a complete trace file"),
+        (zipped(b"{"), "not a complete trace file (its end is missing)"),
+        (zipped(b"\xff\xfe"), "not a complete trace file"),
         (zipped(b"[1, 2]"), "it has no list 'traceEvents'"),
         (zipped(b'{"traceEvents": {}}'), "it has no list 'traceEvents'"),
         (zipped(b'{"traceEvents": []}'), "it has no events, and no note"),
@@ -41,7 +41,7 @@ def zipped(content: bytes) -> bytes:
         (zipped(b'{"traceEvents": [7]}'), "its event 0 is '7'; allowed: a trace that PyTorch's profiler wrote"),
         (zipped(b'{"traceEvents": [{"cat": "cpu_op"}]}'), "its event 0 has 'name' 'None'; allowed"),
         (zipped(b'{"traceEvents": [{"ph": "M"}]}'), "it has no range of a training step; allowed: one of forw"),
-        (None, "not a whole trace file ([Errno 2] No such file"),
+        (None, "not a complete trace file ([Errno 2] No such file"),
     ],
 )
 def test_anything_else_is_refused_with_its_name(tmp_path, content, complaint):

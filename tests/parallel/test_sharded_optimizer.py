@@ -323,7 +323,7 @@ def test_parameters_that_get_other_data_are_taken_in_again(device, kind):
     assert parameter.tolist() == [4.0] * 4
     parameter.grad = None
     parameter.data = parameter.data.double()
-    with pytest.raises(RuntimeError, match=r"float32 on .* is torch\.float64 on .* make the optimizer after"):
+    with pytest.raises(RuntimeError, match=r"float32 on .* is torch\.float64 on .* create the optimizer after"):
         optimizer.step()
 
 

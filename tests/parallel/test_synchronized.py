@@ -51,7 +51,7 @@ def test_a_wrapper_and_updates_under_the_backward_pass_exclude_each_other(device
     assert synchronizer_of(module[0].weight) is None, "a wrapper that is gone averages nothing"
 
     handle = optimizer.during_backward()
-    with pytest.raises(ValueError, match=f"MasterAdamW.during_backward uses .* before {name} could average it"):
+    with pytest.raises(ValueError, match=f"MasterAdamW.during_backward consumes .* before {name} could average it"):
         WRAPPERS[kind](module)
     handle.remove()
     handle.remove()
@@ -63,7 +63,7 @@ def test_updates_in_backward_exclude_each_other(device):
     module = some_frozen(device).requires_grad_()
     update = UpdateInBackward([[*module.parameters()]], torch.optim.SGD, lr=0.1)
     for refused in (MasterAdamW(module.parameters()).during_backward, lambda: FullyShardedDataParallel(module)):
-        with pytest.raises(ValueError, match=r"UpdateInBackward (already )?uses"):
+        with pytest.raises(ValueError, match=r"UpdateInBackward (already )?consumes"):
             refused()
     del update
     gc.collect()

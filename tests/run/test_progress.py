@@ -41,7 +41,7 @@ def plan(tmp_path, monkeypatch):
         scale="smoke",
         jobs={"accumulation": jobs},
         on_request={},
-        trace=job("trace"),
+        traced={"training_step": job("trace")},
     )
 
 

@@ -315,6 +315,8 @@ def test_a_planted_fault_fails_its_check_and_is_named(part, fault, complaint):
 @pytest.mark.parametrize(("sentence", "law"), LIMITS)
 def test_a_law_notices_twice_its_tolerance_and_names_the_cell(sentence, law):
     sound = sound_tables(law.experiment)
+    if next(law.readings(sound), None) is None:  # what the H200 has not measured yet
+        sound = recorded("nvidia-h100-80gb-hbm3")
     faults = [] if sentence.startswith(UNSCALED) else list(beyond(law, sound))
     assert bool(faults) != sentence.startswith(UNSCALED)
     for cell, fault in faults:

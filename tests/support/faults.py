@@ -25,9 +25,9 @@ NUMBERS = [*STATISTICS, "std"]
 
 
 @cache
-def recorded() -> Tables:
-    """The tables recorded on an H200. Not to be changed: several tests share them."""
-    return load_recorded(ROOT / "recorded/nvidia-h200/raw")
+def recorded(label: str = "nvidia-h200") -> Tables:
+    """The tables recorded on a machine. Not to be changed: several tests share them."""
+    return load_recorded(ROOT / "recorded" / label / "raw")
 
 
 @cache

@@ -242,7 +242,7 @@ def test_updates_under_the_backward_pass_are_those_of_the_step(device):
     after, under = model(), model()
     optimizers = [MasterAdamW(m.parameters(), **OPTIONS) for m in (after, under)]
     handle = optimizers[1].during_backward()
-    with pytest.raises(RuntimeError, match="already run under"):
+    with pytest.raises(RuntimeError, match="already run during"):
         optimizers[1].during_backward()
     for _ in range(3):
         for m in (after, under):
@@ -253,7 +253,7 @@ def test_updates_under_the_backward_pass_are_those_of_the_step(device):
         optimizers[0].zero_grad()
     for p, q in zip(after.parameters(), under.parameters(), strict=True):
         assert torch.equal(p, q)
-    with pytest.raises(ValueError, match="under the backward pass"):
+    with pytest.raises(ValueError, match="during the backward pass"):
         optimizers[1].step(scale=torch.ones(()))
     handle.remove()
     under(x).sum().backward()

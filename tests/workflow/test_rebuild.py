@@ -37,7 +37,7 @@ def test_an_environment_in_a_folder_with_a_space_will_do(project, tmp_path):
 def test_a_run_says_how_far_it_is(finished):
     lines = (finished / "results/cpu/progress.log").read_text().splitlines()
     assert re.search(r"^[-0-9]{10} [:0-9]{8} 0 of 5 cells done, .* left.* \| \w+/\w+, cell 1 of \d: \w+=", lines[0])
-    assert "5 of 5 cells done | " in lines[-1]
+    assert "5 of 5 cells done" in lines[-1]
 
 
 @pytest.mark.slow

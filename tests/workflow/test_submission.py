@@ -15,7 +15,9 @@ from tests.workflow.project import copy_project, snakemake
 pytestmark = pytest.mark.workflow
 
 PLANTED = "tests/test_planted.py"
-TOLD = "code.zip: not as in the last commit, and in it as they are now: CITATION.cff, README.md, tests/planted.py"
+TOLD = (
+    "code.zip: changed since the last commit, and included as they are now: CITATION.cff, README.md, tests/planted.py"
+)
 
 
 @pytest.fixture
@@ -48,7 +50,7 @@ def test_what_git_tracks_is_packed_and_a_forgotten_file_is_noticed(checkout, tmp
     command = [sys.executable, "-m", "scripts.stages.submission", "results/cpu/writeup.pdf", "submission"]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "code.zip: not in it, since git does not track them (git add): tests/planted.py\n" in done.stdout
+    assert "code.zip: left out, since git does not track them (git add): tests/planted.py\n" in done.stdout
     assert "unpacked into an empty folder, its tests fail" in done.stderr
 
     git(checkout, "add", ".")
@@ -107,7 +109,7 @@ def test_outside_git_only_the_projects_own_files_are_packed_and_the_others_named
     assert found.others == sorted(SECRETS)
     *_, sentence = told(found)
     assert sentence.startswith(
-        "not in it, since git does not track them (git init; git add): .env, cs336_systems/.env, "
+        "left out, since git does not track them (git init; git add): .env, cs336_systems/.env, "
     )
 
 
@@ -132,4 +134,4 @@ def test_links_are_not_followed(tmp_path, checkout):
     found = project_files(tmp_path / "link")
     assert found.own == ["Snakefile", "scripts/own.py"]
     assert found.links == ["scripts/gone.py", "scripts/key.py", *(["tests/key.py"] if checkout else [])]
-    assert "not in it, since they are symbolic links: scripts/gone.py, scripts/key.py" in "\n".join(told(found))
+    assert "left out, since they are symbolic links: scripts/gone.py, scripts/key.py" in "\n".join(told(found))
