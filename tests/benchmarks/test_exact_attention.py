@@ -116,7 +116,5 @@ def test_some_heads_are_compared_and_named():
     right = exact_attention.exact_attention(q, k, v, q, is_causal=True)[0].float()
     wrong = {"o": right * torch.tensor([1.0, 2.0])[:, None, None]}
     exact_attention.require_close(wrong, [q, k, v, q], is_causal=True, heads=[0])
-    with pytest.raises(
-        AssertionError, match=r"error of 0\.9\d against causal attention, largest in head 1, "
-    ):
+    with pytest.raises(AssertionError, match=r"error of 0\.9\d against causal attention, largest in head 1, "):
         exact_attention.require_close(wrong, [q, k, v, q], is_causal=True, heads=[1, 0])

@@ -160,9 +160,7 @@ def test_misuse_is_refused(device):
     fsdp.finish_gradient_synchronization()
     module = fsdp.module
     del fsdp
-    with pytest.raises(
-        RuntimeError, match=r"^the FullyShardedDataParallel that gathers .* was deleted"
-    ):
+    with pytest.raises(RuntimeError, match=r"^the FullyShardedDataParallel that gathers .* was deleted"):
         module(x)
     with pytest.raises(ValueError, match=r"^the ranks' models differ"):
         FullyShardedDataParallel(nn.Linear(3, 3 + dist.get_rank()).to(device))

@@ -94,4 +94,4 @@ def test_the_text_of_listed_and_unlisted_gpus():
         "1 x NVIDIA GeForce RTX 3070, 8.6 GB: cells by whether they fit into its memory\n\nexperiment  fit"
     )
     assert "2.7B: 2 of 2 (from 33 GB), 10B: 2 of 2 (from 59 GB)\ntotal" in text
-    assert forecast(plan_for("NVIDIA A10G"), []).startswith("No data sheet is listed for nvidia-a10g, so it is unknown what fits")
+    assert forecast(plan_for("NVIDIA A10G"), []).startswith("No data sheet is listed for nvidia-a10g, so it is unknown")
