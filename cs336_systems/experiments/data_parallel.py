@@ -60,8 +60,8 @@ def _in_buckets(name: str, title: str, megabytes: int, **traits: Any) -> Declare
     return _ours(name, title, **common | traits)
 
 
-def _tuned_ddp(name: str, title: str, mebibytes: int) -> Declared:
-    """Declare DistributedDataParallel with other options than its defaults."""
+def _ddp(name: str, title: str, mebibytes: int, *, tuned: bool = True) -> Declared:
+    """Declare DistributedDataParallel. By default it broadcasts buffers, and copies gradients out of its buckets."""
     return Declared(
         name=name,
         title=title,
@@ -69,8 +69,8 @@ def _tuned_ddp(name: str, title: str, mebibytes: int) -> Declared:
         scheme="data parallel",
         bucket_mb=mebibytes,
         foreign=True,
-        sends=ddp(mebibytes, broadcasts=False),
-        copies=1,
+        sends=ddp(mebibytes, broadcasts=not tuned),
+        copies=1 if tuned else 2,
     )
 
 
@@ -83,20 +83,10 @@ CONTENDERS = (
     *(_in_buckets("bucketed", "bucketed", mb) for mb in BUCKETS_MB),
     # To the owner and back, half of it each; copies into messages, and the means.
     *(_in_buckets("symmetric_memory", "symmetric memory", mb, sends=to_peers(mb), copies=4) for mb in PEER_MB),
-    # Divided into its buckets, and copied back.
-    Declared(
-        name="ddp",
-        title="PyTorch's",
-        builder=f"{BUILDERS}.pytorch:ddp",
-        scheme="data parallel",
-        bucket_mb=DDP_MB,
-        foreign=True,
-        sends=ddp(DDP_MB, broadcasts=True),
-        copies=2,
-    ),
+    _ddp("ddp", "PyTorch's", DDP_MB, tuned=False),
     # At its best: a static graph, gradients that are views of the buckets, and no broadcasts of buffers.
-    *(_tuned_ddp("ddp_view", "PyTorch's, view", mb) for mb in DDP_VIEW_MB),
-    _tuned_ddp("ddp_channels", f"PyTorch's, view, {DDP_CHANNELS} channels", VARIATION_MB),
+    *(_ddp("ddp_view", "PyTorch's, view", mb) for mb in DDP_VIEW_MB),
+    _ddp("ddp_channels", f"PyTorch's, view, {DDP_CHANNELS} channels", VARIATION_MB),
     _varied("grouped", "grouped, no copies", copies=0),
     _varied("small_last", "small last bucket", sends=in_buckets(VARIATION_MB, last_alone=True)),
     _varied("priority", "high-priority stream"),

@@ -18,7 +18,7 @@ from cs336_systems.training import tiles
 from cs336_systems.training.fp8_formats import E4M3, HEADROOM, SMALLEST_AMAX
 from cs336_systems.training.tiles import Tile
 from cs336_systems.training.triton_fp8 import CURRENT, Amax, factor_of, raise_to, to_fp8
-from cs336_systems.training.triton_swiglu import locate
+from cs336_systems.training.triton_swiglu import hidden_of, locate
 
 HIDDEN_TILE = Tile(8, 512, 8)
 GRADIENT_TILE = Tile(64, 64, 8)
@@ -49,10 +49,7 @@ def hidden_kernel(
 ):
     """Compute one tile of the hidden layer; the grid is (row tiles x column tiles)."""
     row, column, mask = locate(rows, D, BLOCK_ROWS, BLOCK_D, LAST_FIRST)
-    gate_at = gate_up + (row * (2 * D) + column)
-    gate = tl.load(gate_at, mask, other=0.0).to(tl.float32)
-    up = tl.load(gate_at + D, mask, other=0.0).to(tl.float32)
-    result = via(gate * tl.sigmoid(gate) * up, gate_up)
+    result = via(hidden_of(gate_up, row, column, mask, D), gate_up)
     if COLLECT:
         raise_to(next_amax, result)
     if STORE:

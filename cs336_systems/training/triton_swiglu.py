@@ -26,10 +26,7 @@ def swiglu_forward_kernel(
 ):
     """Compute one tile of the hidden layer; the grid is (row tiles x column tiles)."""
     row, column, mask = locate(rows, D, BLOCK_ROWS, BLOCK_D, LAST_FIRST)
-    gate_at = gate_up + (row * (2 * D) + column)
-    gate = tl.load(gate_at, mask, other=0.0).to(tl.float32)
-    up = tl.load(gate_at + D, mask, other=0.0).to(tl.float32)
-    result = gate * tl.sigmoid(gate) * up
+    result = hidden_of(gate_up, row, column, mask, D)
     tl.store(hidden + (row * D + column), result.to(hidden.dtype.element_ty), mask)
 
 
@@ -60,6 +57,15 @@ def swiglu_backward_kernel(
     tl.store(d_gate_up + gate_offset + D, d_up.to(d_gate_up.dtype.element_ty), mask)
     if RECOMPUTE:
         tl.store(d_hidden + hidden_offset, (silu * up).to(d_hidden.dtype.element_ty), mask)
+
+
+@triton.jit
+def hidden_of(gate_up, row, column, mask, D: tl.constexpr):
+    """Compute a tile of the hidden layer in fp32."""
+    gate_at = gate_up + (row * (2 * D) + column)
+    gate = tl.load(gate_at, mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_at + D, mask, other=0.0).to(tl.float32)
+    return gate * tl.sigmoid(gate) * up
 
 
 @triton.jit
