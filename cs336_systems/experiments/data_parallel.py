@@ -40,8 +40,6 @@ BUCKETS_MB = (1, 10, 100, 1000)
 DDP_MB = 25
 """PyTorch's default; its sizes are MiB."""
 DDP_VIEW_MB = (25, 100, 400)
-DDP_CHANNELS = 8
-"""NCCL's channels, of which each occupies an SM, in the contender that limits them."""
 PEER_MB = (100, 400)
 
 
@@ -86,7 +84,6 @@ CONTENDERS = (
     _ddp("ddp", "PyTorch's", DDP_MB, tuned=False),
     # At its best: a static graph, gradients that are views of the buckets, and no broadcasts of buffers.
     *(_ddp("ddp_view", "PyTorch's, view", mb) for mb in DDP_VIEW_MB),
-    _ddp("ddp_channels", f"PyTorch's, view, {DDP_CHANNELS} channels", VARIATION_MB),
     _varied("grouped", "grouped, no copies", copies=0),
     _varied("small_last", "small last bucket", sends=in_buckets(VARIATION_MB, last_alone=True)),
     _varied("priority", "high-priority stream"),

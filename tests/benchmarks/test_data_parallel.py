@@ -69,7 +69,7 @@ def test_every_contender_is_timed_or_says_why_not(rows):
     assert 0 < len(plain) < len(planned)
     assert not any(each.tried for each in plain)
     on_gpu = next(iter(rows.values())).gpu_count > 0
-    of_nccl = {("priority", "100"), ("ddp_channels", "100")}
+    of_nccl = {("priority", "100")}
     assert lost <= {("symmetric_memory", size) for size in ("100", "400")} if on_gpu else lost == of_nccl
 
 
@@ -79,7 +79,6 @@ def test_phases_are_those_that_a_contender_has(rows):
         "none": {"synchronization"},
         "ddp": {"synchronization"},
         "ddp_view": {"synchronization"},
-        "ddp_channels": {"synchronization"},
         "optimizer_overlap": {"optimizer"},
     }
     for (wrapper, _), found in phases.items():
@@ -169,7 +168,7 @@ def test_no_contender_leaves_a_trace(device):
                 try:
                     trial.check(contender)
                 except Unavailable:
-                    assert contender.name in ("priority", "ddp_channels", "symmetric_memory")
+                    assert contender.name in ("priority", "symmetric_memory")
                     continue
                 exact = {"bf16_wire": 2**-6, "none": 0}.get(contender.name, 2**-20)
                 assert trial.errors[contender].worst <= exact, (contender.key, trial.errors[contender])

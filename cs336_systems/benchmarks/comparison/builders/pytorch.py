@@ -1,7 +1,6 @@
 """Builders of PyTorch's wrappers and its sharded optimizer."""
 
 import warnings
-import weakref
 from functools import partial
 from typing import Any
 
@@ -16,9 +15,7 @@ from torch.optim import AdamW, Optimizer
 from cs336_systems.benchmarks.comparison.builders.data_parallel import Wrap
 from cs336_systems.benchmarks.comparison.builders.fsdp import COMPUTE_DTYPE, blocks_of
 from cs336_systems.experiments.contender import VARIATION_MB, Declared
-from cs336_systems.experiments.data_parallel import DDP_CHANNELS
 from cs336_systems.limits import AHEAD
-from cs336_systems.measure.memory import Unavailable
 
 
 def ddp(model: nn.Module, contender: Declared, cell: Any, **hyperparameters: Any) -> tuple[nn.Module, Optimizer]:
@@ -31,25 +28,7 @@ def ddp_view(model: nn.Module, contender: Declared, cell: Any, **hyperparameters
     return view_buckets(model, contender.bucket_mb), AdamW(model.parameters(), **hyperparameters)
 
 
-def ddp_channels(
-    model: nn.Module, contender: Declared, cell: Any, **hyperparameters: Any
-) -> tuple[nn.Module, Optimizer]:
-    """Build the same over a separate communicator with few channels, which leave more SMs to the backward pass.
-
-    Raises:
-        Unavailable: the ranks' backend has no channels.
-    """
-    if (backend := dist.get_backend()) != "nccl":
-        raise Unavailable(f"{backend} has no channels; only NCCL has")
-    options = dist.ProcessGroupNCCL.Options()
-    options.config.max_ctas = DDP_CHANNELS
-    group = dist.new_group(pg_options=options)
-    wrapped = view_buckets(model, contender.bucket_mb, process_group=group)
-    weakref.finalize(wrapped, dist.destroy_process_group, group).atexit = False
-    return wrapped, AdamW(model.parameters(), **hyperparameters)
-
-
-def view_buckets(model: nn.Module, mebibytes: int | None, process_group: dist.ProcessGroup | None = None) -> nn.Module:
+def view_buckets(model: nn.Module, mebibytes: int | None) -> nn.Module:
     """Build DistributedDataParallel at its best: a static graph, and gradients that are views of its buckets.
 
     It does not broadcast buffers before each step, since they never change.
@@ -59,7 +38,6 @@ def view_buckets(model: nn.Module, mebibytes: int | None, process_group: dist.Pr
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
         return DistributedDataParallel(
             model,
-            process_group=process_group,
             bucket_cap_mb=mebibytes,
             gradient_as_bucket_view=True,
             broadcast_buffers=False,
