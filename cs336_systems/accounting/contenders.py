@@ -121,16 +121,12 @@ def at_once(cell: RanksCell) -> tuple[Sent, ...]:
     return (exactly(SYNCHRONIZATION, "all_reduce", 1, sum(gradient_sizes(cell))),)
 
 
-def in_buckets(megabytes: float, *, wire: float = 1.0, last_alone: bool = False) -> ClosedForm:
-    """Messages of one all-reduce per bucket during the backward pass; `wire` is the share of the bytes that are
-    sent.
-    """
+def in_buckets(megabytes: float) -> ClosedForm:
+    """Messages of one all-reduce per bucket during the backward pass."""
 
     def sends(cell: RanksCell) -> tuple[Sent, ...]:
         sizes = gradient_sizes(cell)
-        in_turn = sizes[:-1] if last_alone else sizes
-        buckets = len(grouped(in_turn, megabytes * MB)) + last_alone
-        return (exactly(PASSES, "all_reduce", buckets, wire * sum(sizes)),)
+        return (exactly(PASSES, "all_reduce", len(grouped(sizes, megabytes * MB)), sum(sizes)),)
 
     return sends
 

@@ -30,8 +30,6 @@ class Contender:
     """Whether it is a third-party library's."""
     own: bool = False
     """Whether it is a user's own, named in the configuration."""
-    tried: bool = False
-    """Whether it is an experimental variation, measured only on request."""
     devices: tuple[str, ...] = ("cpu", "cuda")
     """The devices on which it runs."""
     precisions: tuple[str, ...] = ("fp32", "bf16")
@@ -57,13 +55,6 @@ class Declared(Contender):
     copies: float = 0.0
     """Maximum number of times that it writes all gradients or weights in a step, in addition to a single rank's
     writes."""
-    wire: float = 1.0
-    """The share of the gradients' bytes that it sends."""
-    tolerance: float = 2.0**-10
-    """The allowed error of a gradient, relative to the mean over the ranks. Wrong gradients are off by far more;
-    another order of additions by less."""
-    updates: bool = False
-    """Whether the optimizer's step is part of its synchronization."""
     autocasts: bool = True
     """Whether bf16 means autocast, or bf16 gathered weights."""
 
@@ -74,13 +65,13 @@ class Declared(Contender):
 
     @property
     def whole_state(self) -> bool:
-        """Whether each rank updates all parameters, in a separate phase."""
-        return self.scheme in ("alone", "data parallel") and not self.updates
+        """Whether each rank updates all parameters."""
+        return self.scheme in ("alone", "data parallel")
 
     @property
     def in_verdicts(self) -> bool:
-        """Whether it stands for this project in verdicts: ours, not a variation, and ranks communicate."""
-        return self.scheme not in (None, "alone") and not (self.foreign or self.own or self.tried)
+        """Whether it stands for this project in verdicts: ours, and ranks communicate."""
+        return self.scheme not in (None, "alone") and not (self.foreign or self.own)
 
     def after_backward(self, cell: RanksCell) -> bool:
         """Whether all messages follow the backward pass, when nothing else runs."""
@@ -135,5 +126,4 @@ def names_of(contenders: Sequence[Contender]) -> tuple[str, ...]:
 def contender_settings(cell: Any) -> Iterator[tuple[str, Setting]]:
     """The step of each contender of a cell, by the contender's key."""
     for declared in cell.contenders:
-        if not declared.tried or cell.tried:
-            yield declared.key, declared.setting(cell)
+        yield declared.key, declared.setting(cell)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
@@ -20,7 +19,7 @@ from cs336_systems.accounting.contenders import (
 )
 from cs336_systems.accounting.setting import Setting
 from cs336_systems.experiments.base import ModelClass, ModelExperiment, NonNegative, Positive, Size
-from cs336_systems.experiments.contender import VARIATION_MB, Declared, contender_settings, names_of
+from cs336_systems.experiments.contender import Declared, contender_settings, names_of
 from cs336_systems.implementations import parse_all
 
 PHASE_STEPS = 3
@@ -72,7 +71,6 @@ def _ddp(name: str, title: str, mebibytes: int, *, tuned: bool = True) -> Declar
     )
 
 
-_varied = partial(_in_buckets, megabytes=VARIATION_MB, tried=True)
 CONTENDERS = (
     _ours(BASELINE, "no communication", builder=f"{BUILDERS}.data_parallel:alone", scheme="alone"),
     _ours("naive", "naive", sends=one_by_one(SYNCHRONIZATION)),
@@ -84,21 +82,8 @@ CONTENDERS = (
     _ddp("ddp", "PyTorch's", DDP_MB, tuned=False),
     # At its best: a static graph, gradients that are views of the buckets, and no broadcasts of buffers.
     *(_ddp("ddp_view", "PyTorch's, view", mb) for mb in DDP_VIEW_MB),
-    _varied("grouped", "grouped, no copies", copies=0),
-    _varied("small_last", "small last bucket", sends=in_buckets(VARIATION_MB, last_alone=True)),
-    _varied("priority", "high-priority stream"),
-    # The sent gradients are rounded on each rank, and again when they are added and divided.
-    _varied(
-        "bf16_wire",
-        "bf16 on the wire",
-        sends=in_buckets(VARIATION_MB, wire=0.5),
-        wire=0.5,
-        tolerance=2.0**-6,
-        copies=2.5,
-    ),
-    _varied("optimizer_overlap", "update per bucket", updates=True),
 )
-"""All contenders, in the order of tables; experimental variations come last."""
+"""All contenders, in the order of tables."""
 
 
 def own_next_to(contenders: Sequence[Declared]) -> AfterValidator:
@@ -172,8 +157,6 @@ class DataParallelTraining(TrainingOnRanks):
     compiled: bool = False
     """Whether each Transformer block is compiled separately, so that gradients arrive block by block, and on a GPU the
     whole step is replayed from a CUDA graph: then steps are device-bound."""
-    tried: bool = False
-    """Whether variations tried on the way to the best wrapper are also measured."""
     implementation: Annotated[str, own_next_to(CONTENDERS)] = ""
     """Your own wrappers to compare, as NAME=package.module:name, separated by commas. Each is called with the module,
     and with bucket_size_mb=100 if it accepts that; finish_gradient_synchronization() follows the backward pass."""

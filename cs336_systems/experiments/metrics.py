@@ -200,7 +200,6 @@ METRICS: dict[str, dict[str, Metric]] = {
         **_OBSERVED,
         **_PEAK,
         **_OUTSIDE,
-        "gradient_error": Metric("", "Difference of the gradients from the mean over the ranks, relative to the mean"),
         "communicated": Metric("MB", "Bytes that a rank contributes in a step, as the wrapper reports them"),
         "messages": Metric("", "Collectives that send them, as the wrapper reports them", counts=True),
         "launches": Metric("", "Kernels, copies, fills and graphs that the host launches in a step", counts=True),

@@ -244,13 +244,9 @@ class OverlappedDataParallel(DataParallel):
 
     def _wait(self) -> None:
         """Wait until the gradients of all buckets are averaged."""
-        for bucket, work in zip(self._buckets, self._running, strict=True):
+        for work in self._running:
             work.wait()
-            self._finish(bucket)
         self._running.clear()
-
-    def _finish(self, bucket: Bucket) -> None:
-        """Complete a bucket whose gradients are averaged; later buckets may still be in flight."""
 
 
 class BucketedDataParallel(OverlappedDataParallel):

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cs336_systems.experiments.contender import names_of
 from cs336_systems.implementations import PARAMETER, WHO, own_implementations
 from cs336_systems.record.source import own_digest
 from cs336_systems.yaml_file import read_mapping
@@ -83,8 +84,7 @@ def contenders_of(cell: Any) -> list[str]:
     own = [implementation.name for implementation in own_implementations(cell)]
     if not set(WHO).intersection(cell.details):
         return own or [getattr(cell, PARAMETER)] if hasattr(cell, PARAMETER) else []
-    declared = dict.fromkeys(each.name for each in cell.contenders if not each.tried or getattr(cell, "tried", False))
-    return [*declared, *own]
+    return [*names_of(cell.contenders), *own]
 
 
 def as_text(revisions: dict[str, str]) -> str:

@@ -33,7 +33,7 @@ from cs336_systems.record.measurement import POWER, SM_CLOCK, WALL, parse_sample
 from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import parse_size
 from scripts.checks import TOLERANCE, Check
-from scripts.checks.law import SOME, Expected, Law, Reading, Statement
+from scripts.checks.law import Expected, Law, Reading, Statement
 from scripts.views.accumulated import accumulated
 from scripts.views.attention_calls import OURS, PASSES
 from scripts.views.closed_forms import block_of, flops_of, held_by_training, model_of, saved_by, step_of
@@ -261,15 +261,6 @@ def over_the_link(it: Reading) -> Expected:
         return None
     rates = select(it.tables["all_reduce"], metric="algorithm_bandwidth", backend="nccl", processes=cell.processes)
     return it.of("communicated") / rates["median"].max(), math.inf  # MB / (GB/s) is ms
-
-
-def rounding(it: Reading) -> Expected:
-    """An error above 0, up to that of rounding to bf16.
-
-    n ranks' gradients are rounded once each, and n times while they are added and divided, by at most 2^-8 of
-    themselves; if they are uncorrelated, the norm of their mean is the mean of their norms over sqrt(n).
-    """
-    return SOME, BF16 * (it.row["processes"] + 1) * it.row["processes"] ** 0.5
 
 
 def a_few_roundings(it: Reading) -> Expected:
@@ -601,9 +592,6 @@ LAWS = {
     ],
     "gradients of a rung are off from fp32's by a few roundings of its precision, and not by zero": [
         Law("training_ladder", "gradient_error", a_few_roundings),
-    ],
-    "the error of gradients sent as bf16 is one that rounding explains, and not zero": [
-        Law("data_parallel", "gradient_error", rounding),
     ],
     "memory between the steps of sharded training is the closed form, except for libraries' workspaces": [
         Law("fsdp", "between_steps", kept_between_steps, CLOCKS, column="median"),

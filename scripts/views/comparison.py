@@ -26,14 +26,10 @@ from scripts.views.verdicts import Speed, against, samples_by_round
 
 Kind = type[DataParallelTraining | OptimizerSharding | FullyShardedTraining]
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (DataParallelTraining, OptimizerSharding, FullyShardedTraining)}
-TRIED = [each.name for each in DataParallelTraining.contenders if each.tried]
-"""Variations of the bucketed wrapper."""
 OURS, FOREIGN, OWN = "ours", "foreign", "own"
 """The families of contenders: this project's, a library's, a user's own."""
 CELL = ["size", "context", "processes", "compiled", "precision"]
 """The parameters that distinguish the compared cells; each experiment has those that it varies."""
-VARIANTS = ["tried", "implementation"]
-"""Parameters with which a cell may be measured again, with other contenders."""
 PHASES = ["forward", "backward", "synchronization", "optimizer"]
 """Phases of a step in which the device is idle after each of them."""
 ADD_UP = 0.1
@@ -107,12 +103,11 @@ def compared(kind: Kind, table: DataFrame) -> DataFrame:
     if len(table) and kind is not FullyShardedTraining:
         table = select(table, size=size_order(table)[-1])
         table = select(table, context=table["context"].max())
-    cell, variants = ([name for name in names if name in table] for names in (CELL, VARIANTS))
-    if not variants:
-        return table
-    times = table.groupby([*cell, *variants])["contender"].nunique().reset_index()
+    cell = [name for name in CELL if name in table]
+    keys = [*cell, "implementation"]
+    times = table.groupby(keys)["contender"].nunique().reset_index()
     most = times.sort_values("contender", kind="stable").drop_duplicates(cell, keep="last")
-    return table.merge(most[[*cell, *variants]], on=[*cell, *variants])
+    return table.merge(most[keys], on=keys)
 
 
 def described(kind: Kind, rows: DataFrame) -> DataFrame:
@@ -136,12 +131,11 @@ def described(kind: Kind, rows: DataFrame) -> DataFrame:
 
 
 def title(kind: Kind, row: Series) -> str:
-    """A contender in words; a user's own by its name. Tried variations have one bucket size."""
+    """A contender in words; a user's own by its name."""
     declared = {each.name: each for each in kind.contenders}.get(row["contender"])
     if declared is None:
         return str(row["contender"])
-    sized = row["bucket_mb"] and row["contender"] not in TRIED
-    return declared.title + (f", {row['bucket_mb']} {'MiB' if declared.foreign else 'MB'}" if sized else "")
+    return declared.title + (f", {row['bucket_mb']} {'MiB' if declared.foreign else 'MB'}" if row["bucket_mb"] else "")
 
 
 def cell_name(kind: Kind, row: Series) -> str:

@@ -12,7 +12,7 @@ from cs336_systems.experiments.training_ladder import TrainingLadder
 from cs336_systems.record.measurement import WHOLE_CELL
 from cs336_systems.record.rows import parameters
 
-KIND = ("mode", "backend", "tried", "compiled_call", "rungs", "git_commit")
+KIND = ("mode", "backend", "compiled_call", "rungs", "git_commit")
 """Parameters that determine which metrics a cell has, and the code that measured it: a later one may measure more."""
 CONTENDER = ("wrapper", "bucket_mb", "contender", "rung")
 """Details that distinguish the contenders of one launch, each with its own metrics."""

@@ -23,7 +23,7 @@ from scripts.views.comparison import (
 from scripts.views.comparison_tables import COLUMNS, contender_table, missing
 
 OURS = {each.name: each.title for each in CONTENDERS if each.in_verdicts}
-"""This project's wrappers, without variations, and their names for readers."""
+"""This project's wrappers, and their names for readers."""
 PYTORCH = list(dict.fromkeys(declared.name for declared in CONTENDERS if declared.foreign))
 WITHOUT_COMMUNICATION = {"no communication": [BASELINE]}
 BEST_BUCKETS = {"bucketed, best": ["bucketed"]}

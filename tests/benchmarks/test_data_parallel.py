@@ -22,7 +22,6 @@ from cs336_systems.benchmarks.comparison.agreement import (
     together,
 )
 from cs336_systems.benchmarks.comparison.builders import data_parallel as builders
-from cs336_systems.benchmarks.comparison.gradients import own_gradients
 from cs336_systems.benchmarks.comparison.measure import contenders_of
 from cs336_systems.benchmarks.comparison.trial import Trial
 from cs336_systems.benchmarks.runner import CompilerFailure
@@ -32,10 +31,11 @@ from cs336_systems.measure.memory import Unavailable, is_out_of_memory
 from cs336_systems.measure.timing import no_garbage_collection
 from cs336_systems.parallel.data_parallel import NaiveDataParallel
 from tests.support.ranks import on_all_ranks
+from tests.support.wrong_wrappers import Summing
 
 ODD = "odd:d_model=24,d_ff=37,num_layers=3,num_heads=3"
-CELL = DataParallelTraining(size=ODD, context=7, batch_size=3, vocab_size=101, tried=True, rounds=1, steps=2)
-OPTIONS = f"--size {ODD} --context 7 --batch-size 3 --vocab-size 101 --tried True --rounds 1 --steps 2"
+CELL = DataParallelTraining(size=ODD, context=7, batch_size=3, vocab_size=101, rounds=1, steps=2)
+OPTIONS = f"--size {ODD} --context 7 --batch-size 3 --vocab-size 101 --rounds 1 --steps 2"
 
 
 LAUNCHES = [("cpu", False), *(pytest.param(("cuda", compiled), marks=pytest.mark.gpu) for compiled in (False, True))]
@@ -65,12 +65,8 @@ def test_every_contender_is_timed_or_says_why_not(rows):
     planned = {(contender.name, str(contender.bucket_mb or "")) for contender in contenders_of(CELL)}
     assert steps.keys() | lost == planned
     assert len(planned) == len(CONTENDERS)
-    plain = contenders_of(replace(CELL, tried=False))
-    assert 0 < len(plain) < len(planned)
-    assert not any(each.tried for each in plain)
     on_gpu = next(iter(rows.values())).gpu_count > 0
-    of_nccl = {("priority", "100")}
-    assert lost <= {("symmetric_memory", size) for size in ("100", "400")} if on_gpu else lost == of_nccl
+    assert lost <= {("symmetric_memory", size) for size in ("100", "400")} if on_gpu else not lost
 
 
 def test_phases_are_those_that_a_contender_has(rows):
@@ -79,7 +75,6 @@ def test_phases_are_those_that_a_contender_has(rows):
         "none": {"synchronization"},
         "ddp": {"synchronization"},
         "ddp_view": {"synchronization"},
-        "optimizer_overlap": {"optimizer"},
     }
     for (wrapper, _), found in phases.items():
         assert found == set(PHASES) - without.get(wrapper, set())
@@ -99,18 +94,10 @@ def test_bytes_and_messages_are_counted(rows):
     megabytes = 4 * (3 * layer + 2 * 101 * 24 + 24) / 1e6
     sent = {contender: row.mean for contender, row in of(rows, "communicated").items()}
     assert sent.keys() == of(rows, "step").keys() - {("none", "")}
-    assert sent.pop(("bf16_wire", "100")) == pytest.approx(megabytes / 2)
     assert list(sent.values()) == pytest.approx([megabytes] * len(sent))
     messages = {contender: row.mean for contender, row in of(rows, "messages").items()}
     assert messages["naive", ""] == messages["overlapped", ""] == 9 * 3 + 3
     assert messages["flat", ""] == messages["bucketed", "100"] == messages["bucketed", "1"] == 1
-    assert messages["small_last", "100"] == 2
-
-
-def test_the_error_of_bf16_is_measured(rows):
-    (row,) = of(rows, "gradient_error").items()
-    assert row[0] == ("bf16_wire", "100")
-    assert 2**-11 < row[1].mean < 2**-6
 
 
 def test_what_a_cpu_cannot_tell_is_said_once(rows):
@@ -165,17 +152,16 @@ def test_no_contender_leaves_a_trace(device):
         groups = len(dist.distributed_c10d._world.pg_map)
         with torch._dynamo.config.patch(error_on_recompile=True):
             for contender in [*contenders_of(trial.cell)[1:], find("none")]:
-                try:
-                    trial.check(contender)
-                except Unavailable:
-                    assert contender.name in ("priority", "symmetric_memory")
-                    continue
-                exact = {"bf16_wire": 2**-6, "none": 0}.get(contender.name, 2**-20)
-                assert trial.errors[contender].worst <= exact, (contender.key, trial.errors[contender])
+                exact = 0 if contender.name == "none" else 2**-20
+                with mock.patch.object(comparison_trial, "TOLERANCE", exact):
+                    try:
+                        trial.check(contender)
+                    except Unavailable:
+                        assert contender.name == "symmetric_memory"
     left = [group.group_desc for group in dist.distributed_c10d._world.pg_map]
     assert len(left) == groups, left
     agreement.free_memory(device)
-    assert len(started) >= len(trial.errors)
+    assert len(started) >= len(CONTENDERS)
     # Names what keeps a model: nothing rewrites assertions on ranks.
     alive = [[type(holder) for holder in gc.get_referrers(model())] for model in started if model()]
     assert not alive, alive
@@ -205,6 +191,7 @@ def frozen(model, contender, cell, *, lr, **hyperparameters):
 
 
 apart = partial(builders.whole, wrap=Apart)
+summing = partial(builders.whole, wrap=Summing)
 
 
 @pytest.mark.parametrize(
@@ -212,6 +199,7 @@ apart = partial(builders.whole, wrap=Apart)
     [
         ("apart", "ranks start with different weights"),
         ("frozen", "it does not change the weights"),
+        ("summing", "has a relative error of 1 against the mean over the ranks"),
     ],
 )
 @on_all_ranks
@@ -228,25 +216,6 @@ def test_what_a_model_draws_is_no_error(device):
     trial = make_trial(device, model="tests.support.models:DropoutLM")
     trial.check(find("none"))
     trial.check(find("naive"))
-
-
-@on_all_ranks
-def test_the_error_is_that_of_the_mean_of_all_ranks(device):
-    trial = make_trial(device)
-    trainings = []
-    start = comparison_trial.start
-    with mock.patch.object(
-        comparison_trial, "start", lambda *a, **k: trainings.append(start(*a, **k)) or trainings[-1]
-    ):
-        trial.check(contender := find("bf16_wire"))
-    model = trainings[-1].model
-    found = torch.cat([weight.grad.flatten() for weight in model.parameters()]).double().cpu()
-    everyone = [None] * dist.get_world_size()
-    own = own_gradients(model, trial.tokens, trial.cell.precision)  # what moved by 1e-6 has about the same gradients
-    dist.all_gather_object(everyone, torch.cat([gradient.flatten() for gradient in own.values()]).double().cpu())
-    mean = sum(everyone) / len(everyone)
-    assert trial.errors[contender].overall == pytest.approx(((found - mean).norm() / mean.norm()).item(), rel=1e-2)
-    assert 2**-11 < trial.errors[contender].overall < trial.errors[contender].worst < 2**-6
 
 
 def on_rank_1(error):

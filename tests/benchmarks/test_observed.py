@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
@@ -55,10 +55,10 @@ def at_its_best(model, megabytes=25):
     )
 
 
-def with_copies(model):
-    """PyTorch's wrapper at its best, but for the copies."""
+def hooked(model, hook):
+    """PyTorch's wrapper at its best, but for what a hook does."""
     wrapped = at_its_best(model)
-    wrapped.register_comm_hook(None, doubled)
+    wrapped.register_comm_hook(None, hook)
     return wrapped
 
 
@@ -74,7 +74,8 @@ def frozen(model, contender, cell, **hyperparameters):
     return BucketedDataParallel(model, 100), AdamW(model.parameters(), **hyperparameters | {"lr": 0.0})
 
 
-handicapped = partial(builders.whole, wrap=with_copies)
+handicapped = partial(builders.whole, wrap=partial(hooked, hook=doubled))
+in_fp16 = partial(builders.whole, wrap=partial(hooked, hook=fp16_compress_hook))
 in_small_buckets = partial(builders.whole, wrap=partial(at_its_best, megabytes=0.01))
 not_resharded = partial(builders.whole, wrap=kept)
 in_fp32 = partial(builders.whole, wrap=FullyShardedDataParallel)
@@ -88,8 +89,8 @@ WRONG = {
     "one without communication": ("data_parallel", "naive", "none", "0 × all_reduce"),
     "another dtype on the wire": (
         "data_parallel",
-        "bucketed 100",
-        "bf16_wire 100",
+        "ddp_view 25",
+        in_fp16,
         "39840 bytes by all_reduce in passes, and 79680 declared",
     ),
     "another bucket size": ("data_parallel", "ddp_view 25", in_small_buckets, "× all_reduce in passes"),

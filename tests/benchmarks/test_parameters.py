@@ -56,7 +56,6 @@ SAME_CODE = {"fsdp": "data_parallel", "optimizer_sharding": "data_parallel"}
 """Experiments that are measured by another's function."""
 ELSEWHERE = {
     "processes": "test_command_line.py",
-    "tried": "test_data_parallel.py",
     "cold_start": "test_end_to_end.py",
     **{f"{name} implementation": "test_own_implementations.py" for name in ("data_parallel", *SAME_CODE)},
 }

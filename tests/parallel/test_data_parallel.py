@@ -11,10 +11,9 @@ from torch import nn
 
 from cs336_systems.parallel import data_parallel
 from cs336_systems.parallel.symmetric_memory_data_parallel import SymmetricMemoryDataParallel
-from cs336_systems.parallel.variations import Bf16WireDataParallel
 from tests.support.models import CheckpointedLM, ReentrantLM
 from tests.support.ranks import on_all_ranks
-from tests.support.wrappers import VARIATIONS, WRAPPERS
+from tests.support.wrappers import WRAPPERS
 from tests.support.wrong_wrappers import ZerosForNone
 from tests.verify.training import CONTEXT, VOCABULARY, small_transformer
 
@@ -77,21 +76,19 @@ def assert_same_gradients(ours, theirs):
 
     So do both ranks and their mean on a wire of bf16.
     """
-    bf16_wire = isinstance(ours, Bf16WireDataParallel)
     for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         assert (mine.grad is None) == (other.grad is None), name
         if mine.grad is None:
             continue
-        if bf16_wire or isinstance(ours, SymmetricMemoryDataParallel):
-            eps = torch.finfo(torch.bfloat16 if bf16_wire else mine.dtype).eps
-            assert ((mine.grad - other.grad).abs() <= 2 * eps * other.largest).all(), name
+        if isinstance(ours, SymmetricMemoryDataParallel):
+            assert ((mine.grad - other.grad).abs() <= 2 * torch.finfo(mine.dtype).eps * other.largest).all(), name
         else:
             assert torch.equal(mine.grad, other.grad), name
 
 
 def wrap_and_copy(wrapper, module):
     """A wrapped module, and one that is not, with the weights that the wrapper gave it."""
-    wrapped = (WRAPPERS | VARIATIONS)[wrapper](module)
+    wrapped = WRAPPERS[wrapper](module)
     return wrapped, copy.deepcopy(wrapped.module)
 
 
@@ -100,7 +97,7 @@ PATTERNS += [(("small", "tied"),) * 2]  # whose weight has the sum of both uses
 """Of which branches ranks 0 and 1 make use, step after step."""
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS | VARIATIONS)
+@pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("zero", [{"set_to_none": True}, {"set_to_none": False}, None], ids=str)
 @on_all_ranks
 def test_gradients_are_means_whichever_parameters_a_rank_uses(device, wrapper, zero):

@@ -17,7 +17,7 @@ from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
 from cs336_systems.parallel.symmetric_memory_optimizer import SymmetricMemoryShardedOptimizer
 from tests.support.models import Raises
 from tests.support.ranks import on_all_ranks
-from tests.support.wrappers import VARIATIONS, WRAPPERS, with_sharded_gradients
+from tests.support.wrappers import WRAPPERS, with_sharded_gradients
 
 PEERS = {"symmetric memory", "symmetric memory, 40 B"}
 OPTIMIZERS = (ShardedOptimizer, SymmetricMemoryShardedOptimizer)
@@ -27,7 +27,7 @@ def sharded_gradients(module):
     return with_sharded_gradients(module, partial(torch.optim.SGD), bucket_size_mb=0.0001)[0]
 
 
-ALL = WRAPPERS | VARIATIONS | {"sharded gradients": sharded_gradients}
+ALL = WRAPPERS | {"sharded gradients": sharded_gradients}
 every_wrapper = pytest.mark.parametrize("wrapper", ALL)
 
 

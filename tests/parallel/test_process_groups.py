@@ -14,9 +14,8 @@ from cs336_systems.parallel.data_parallel import BucketedDataParallel
 from cs336_systems.parallel.sharded_gradients import ShardedGradientsDataParallel
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
 from cs336_systems.parallel.symmetric_memory_optimizer import SymmetricMemoryShardedOptimizer
-from cs336_systems.parallel.variations import OptimizerOverlapDataParallel
 from tests.support.ranks import on_four_ranks
-from tests.support.wrappers import VARIATIONS, WRAPPERS, same_on_all_ranks
+from tests.support.wrappers import WRAPPERS, same_on_all_ranks
 from tests.verify.training import take_step
 
 GROUPS = {"disjoint": [(0, 2), (1, 3)], "partial": [(1, 2, 3)]}
@@ -25,12 +24,6 @@ ADAM = {"optimizer_cls": torch.optim.AdamW, "lr": 0.01}
 
 def plain(wrap, module, group):
     return wrap(module, process_group=group), torch.optim.AdamW(module.parameters(), lr=0.01)
-
-
-def overlapping(module, group):
-    optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
-    wrapped = OptimizerOverlapDataParallel(module, 0.0002, optimizer, process_group=group)
-    return wrapped, torch.optim.SGD(module.parameters(), lr=0)  # The wrapper has updated all.
 
 
 def sharded(kind, module, group):
@@ -45,8 +38,7 @@ def sharded_gradients(kind, module, group):
 
 OPTIMIZERS = (ShardedOptimizer, SymmetricMemoryShardedOptimizer)
 MAKE = {
-    **{name: partial(plain, wrap) for name, wrap in (WRAPPERS | VARIATIONS).items()},
-    "optimizer overlap": overlapping,
+    **{name: partial(plain, wrap) for name, wrap in WRAPPERS.items()},
     **{
         f"{kind.__name__}, {how.__name__}": partial(how, kind)
         for kind in OPTIMIZERS
@@ -115,7 +107,7 @@ def test_a_rank_outside_the_group_is_refused(device):
     if dist.get_rank() == 0:
         module = nn.Linear(5, 3).to(device)
         complaint = "^process_group does not have rank 0; allowed: None, or a group with this process$"
-        for wrap in (WRAPPERS | VARIATIONS).values():
+        for wrap in WRAPPERS.values():
             with pytest.raises(ValueError, match=complaint):
                 wrap(module, process_group=group)
         for kind in OPTIMIZERS:

@@ -10,7 +10,6 @@ from torch import nn
 from cs336_systems.model import TransformerLM
 from cs336_systems.parallel.update_in_backward import UpdateInBackward, UpdateOfOneRank, units_of
 from cs336_systems.training import MasterAdamW
-from tests.parallel.test_variations import layers
 from tests.support.ranks import on_all_ranks, on_two_and_on_four_ranks
 
 ADAMW = {"lr": 0.01, "weight_decay": 0.1}
@@ -19,6 +18,11 @@ OPTIMIZERS = {
     "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),  # which notices a factor of all gradients
 }
 STEPS, EXAMPLES = 4, 3
+
+
+def layers(device):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3)).to(device)
 
 
 def batch(step, device, ranks):

@@ -44,8 +44,7 @@ def raised(monkeypatch):
     [
         ("flash", {"implementation": "triton"}, "flash/triton", {"flash_kernels": True}),
         ("flash", {"implementation": "sdpa_flash"}, "flash/sdpa_flash", {"flash_kernels": False, "timing": True}),
-        ("data_parallel", {}, "data_parallel/bucketed", {"data_parallel/grouped": False, "comparison": True}),
-        ("data_parallel", {"tried": True}, "data_parallel/grouped", {"data_parallel/bucketed": True}),
+        ("data_parallel", {}, "data_parallel/bucketed", {"fsdp/fsdp": False, "comparison": True}),
     ],
 )
 def test_rows_carry_experiment_contenders_and_what_these_use(experiment, parameters, contender, others):

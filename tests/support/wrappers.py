@@ -18,7 +18,6 @@ from cs336_systems.parallel.data_parallel import (
 from cs336_systems.parallel.sharded_gradients import ShardedGradientsDataParallel
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
 from cs336_systems.parallel.symmetric_memory_data_parallel import SymmetricMemoryDataParallel
-from cs336_systems.parallel.variations import Bf16WireDataParallel, GroupedDataParallel, SmallLastDataParallel
 
 WRAPPERS: dict[str, Callable[[nn.Module], DataParallel]] = {
     "naive": NaiveDataParallel,
@@ -29,12 +28,6 @@ WRAPPERS: dict[str, Callable[[nn.Module], DataParallel]] = {
     "symmetric memory, 40 B": partial(SymmetricMemoryDataParallel, bucket_size_mb=0.00004),
     "symmetric memory": SymmetricMemoryDataParallel,
 }
-VARIATIONS: dict[str, Callable[[nn.Module], DataParallel]] = {
-    "grouped": partial(GroupedDataParallel, bucket_size_mb=0.0004),
-    "small last": partial(SmallLastDataParallel, bucket_size_mb=0.0004),
-    "bf16 wire": partial(Bf16WireDataParallel, bucket_size_mb=0.0004),
-}
-"""Experimental wrappers; without `optimizer_overlap`, which needs its optimizer, and `priority`, which needs NCCL."""
 
 
 def by(wrap):

@@ -25,17 +25,12 @@ OURS = {
         f"{WRAPPERS}:OverlappedDataParallel",
         f"{WRAPPERS}:BucketedDataParallel",
         "cs336_systems.parallel.symmetric_memory_data_parallel:SymmetricMemoryDataParallel",
-        "cs336_systems.parallel.variations:GroupedDataParallel",
-        "cs336_systems.parallel.variations:SmallLastDataParallel",
     ),
     "sharded_optimizer": ("cs336_systems.parallel.symmetric_memory_optimizer:SymmetricMemoryShardedOptimizer",),
 }
 ADAPTERS = implementations_in(ROOT / "tests/adapters.py")
-WITH_TESTS_OF_THEIR_OWN = {
-    *("Bf16WireDataParallel", "OptimizerOverlapDataParallel", "PriorityDataParallel"),
-    "ShardedGradientsDataParallel",
-}
-"""Wrappers that round, need an optimizer, or need NCCL."""
+WITH_TESTS_OF_THEIR_OWN = {"ShardedGradientsDataParallel"}
+"""Wrappers that need an optimizer."""
 PYTORCHS = {
     "data_parallel": "tests.support.pytorchs:ddp",
     "sharded_optimizer": "tests.support.pytorchs:zero",

@@ -1,7 +1,6 @@
 """Comparison of a contender's gradients, at the timed size, with the mean of gradients computed on each rank alone."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -14,18 +13,6 @@ from cs336_systems.training_step import precision_context
 
 SAMPLES = 1000
 """Approximate number of sampled elements per weight, to check that it changes and agrees on all ranks."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GradientErrors:
-    """Errors of a contender's gradients, as relative 2-norms."""
-
-    name: str
-    """The weight with the largest error on any rank."""
-    worst: float
-    """Its error."""
-    overall: float
-    """The error of all gradients of this rank together."""
 
 
 def own_gradients(model: nn.Module, tokens: Tensor, precision: str) -> dict[str, Tensor]:
@@ -41,22 +28,21 @@ def own_gradients(model: nn.Module, tokens: Tensor, precision: str) -> dict[str,
     return {name: gradient for name, gradient in zip(trained, gradients, strict=True) if gradient is not None}
 
 
-def gradient_errors(model: nn.Module, own: Mapping[str, Tensor], *, averaged: bool) -> GradientErrors:
-    """Compare the gradients in a model's `grad` with each rank's own gradients, or with their mean."""
+def largest_error(model: nn.Module, own: Mapping[str, Tensor], *, averaged: bool) -> tuple[str, float]:
+    """Compare the gradients in a model's `grad` with each rank's own gradients, or with their mean.
+
+    Returns:
+        the weight with the largest error on any rank, and that error, a relative 2-norm.
+    """
     parameters = dict(model.named_parameters())
     errors: dict[str, float] = {}
-    everything: list[tuple[float, float]] = []
     for name, mine in own.items():
         exact = mine.double()
         if averaged:
             dist.all_reduce(exact, dist.ReduceOp.AVG)
         found = parameters[name].grad
-        error = exact if found is None else found - exact
-        errors[name] = relative(error, exact)
-        everything.append((error.norm().item(), exact.norm().item()))
-    name, worst = largest(errors, exact.device)
-    off, whole = torch.tensor(everything, dtype=torch.float64).norm(dim=0)
-    return GradientErrors(worst=worst, name=name, overall=relative(off, whole))
+        errors[name] = relative(exact if found is None else found - exact, exact)
+    return largest(errors, exact.device)
 
 
 def sample_weights(model: nn.Module) -> list[Tensor]:

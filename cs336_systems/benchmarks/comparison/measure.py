@@ -60,7 +60,7 @@ def measure(cell: Any, device: torch.device) -> list[Measurement]:
 
 def contenders_of(cell: Any) -> list[Declared]:
     """List the contenders of a cell."""
-    return [*(one for one in cell.contenders if not one.tried or cell.tried), *own_contenders(cell)]
+    return [*cell.contenders, *own_contenders(cell)]
 
 
 def agreed(attempt: Callable[[Declared], T]) -> Callable[[Declared], T]:

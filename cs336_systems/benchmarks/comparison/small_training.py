@@ -80,7 +80,7 @@ def require_same_training(contender: Declared, cell: Any, device: torch.device, 
         refuse(wrong, foreign=not_ours(contender))
     errors = {name: relative(found[name] - there, there - here) for name, (here, there) in moved.items()}
     name, worst = largest(errors, device)
-    if not worst <= max(TOLERANCE[small.precision], contender.tolerance):
+    if not worst <= TOLERANCE[small.precision]:
         why = f"after {STEPS} steps the change of {name} has a relative error of {worst:.2g} against a single process"
         refuse(why, foreign=not_ours(contender))
     alone_held = held(replace(training, wrapped=reference, optimizer=optimizer))

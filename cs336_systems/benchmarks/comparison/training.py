@@ -70,9 +70,6 @@ def start(contender: Declared, model: nn.Module, tokens: Tensor, cell: Any, **hy
     wrapped = built if isinstance(built, Wrapped) else by_methods(built)
     precision = cell.precision if contender.autocasts else "fp32"
     step = TrainingStep(wrapped.model, tokens, precision=precision, optimizer=optimizer)
-    phases = phases_of(wrapped, step)
-    if contender.updates:
-        del phases["optimizer"]
     return Training(
         model=model,
         names=names,
@@ -80,7 +77,7 @@ def start(contender: Declared, model: nn.Module, tokens: Tensor, cell: Any, **hy
         gather=wrapped.gather,
         optimizer=optimizer,
         step=step,
-        phases=phases,
+        phases=phases_of(wrapped, step),
         own=contender.own,
     )
 

@@ -17,13 +17,6 @@ from cs336_systems.parallel.data_parallel import (
     OverlappedDataParallel,
 )
 from cs336_systems.parallel.symmetric_memory_data_parallel import SymmetricMemoryDataParallel
-from cs336_systems.parallel.variations import (
-    Bf16WireDataParallel,
-    GroupedDataParallel,
-    OptimizerOverlapDataParallel,
-    PriorityDataParallel,
-    SmallLastDataParallel,
-)
 
 Wrap = Callable[..., nn.Module]
 
@@ -52,21 +45,9 @@ def in_buckets(
     return wrapped, AdamW(model.parameters(), **hyperparameters)
 
 
-def optimizer_overlap(
-    model: nn.Module, contender: Declared, cell: Any, **hyperparameters: Any
-) -> tuple[nn.Module, Optimizer]:
-    """Build a wrapper that lets the optimizer update each bucket."""
-    optimizer = AdamW(model.parameters(), **hyperparameters)
-    return OptimizerOverlapDataParallel(model, contender.bucket_mb or VARIATION_MB, optimizer), optimizer
-
-
 alone = partial(whole, wrap=lambda model: model)
 naive = partial(whole, wrap=NaiveDataParallel)
 flat = partial(whole, wrap=FlatDataParallel)
 overlapped = partial(whole, wrap=OverlappedDataParallel)
 bucketed = partial(in_buckets, wrap=BucketedDataParallel)
-grouped = partial(in_buckets, wrap=GroupedDataParallel)
-small_last = partial(in_buckets, wrap=SmallLastDataParallel)
-bf16_wire = partial(in_buckets, wrap=Bf16WireDataParallel)
 symmetric_memory = unavailable_here()(partial(in_buckets, wrap=SymmetricMemoryDataParallel))
-priority = unavailable_here()(partial(in_buckets, wrap=PriorityDataParallel))
