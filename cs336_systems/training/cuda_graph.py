@@ -4,11 +4,21 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 T = TypeVar("T")
 
 CALLS_OF_DDP = 11
 """Calls before a capture: DistributedDataParallel queries events in its first ten steps, which a capture forbids."""
+
+WARM_UP_CALLS = 2
+"""Calls before any other capture: kernels are compiled, and the optimizer's state is allocated."""
+
+
+def calls_before_capture(model: nn.Module | None) -> int:
+    """Eager calls of a step before its capture, given its model or the model's wrapper."""
+    return CALLS_OF_DDP if isinstance(model, DistributedDataParallel) else WARM_UP_CALLS
 
 
 def run_on(stream: torch.cuda.Stream, call: Callable[[], T]) -> T:

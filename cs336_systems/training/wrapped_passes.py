@@ -14,12 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 from cs336_systems.parallel.data_parallel import DataParallel, average
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
 from cs336_systems.parallel.synchronized import synchronizer_of
-from cs336_systems.training.cuda_graph import CALLS_OF_DDP
+from cs336_systems.training.cuda_graph import calls_before_capture
 
 REPLICATED = (DataParallel, DistributedDataParallel)
 SHARDED = (FullyShardedDataParallel, FSDPModule)
-WARM_UP_CALLS = 2
-"""Calls that run eagerly before the capture: kernels are compiled, and the optimizer's state is allocated."""
 
 
 class WrappedPasses:
@@ -69,7 +67,7 @@ class WrappedPasses:
     @property
     def calls_before_capture(self) -> int:
         """Eager calls before a capture."""
-        return CALLS_OF_DDP if isinstance(self._model, DistributedDataParallel) else WARM_UP_CALLS
+        return calls_before_capture(self._model)
 
     def check(self) -> None:
         """Check that only the wrapper averages the gradients.

@@ -13,19 +13,16 @@ from torch.distributed import barrier
 
 from cs336_systems.benchmarks.comparison.agreement import available_on_all_ranks
 from cs336_systems.benchmarks.comparison.training import Phases, run
-from cs336_systems.benchmarks.comparison.turns import not_known
-from cs336_systems.experiments.base import Experiment
 from cs336_systems.experiments.data_parallel import HOST_STEPS, PHASE_STEPS
-from cs336_systems.measure.memory import Unavailable
 from cs336_systems.measure.timing import Stopwatch, no_garbage_collection, synchronize
 from cs336_systems.parallel.gather import gather
 from cs336_systems.record.measurement import Measurement, summarize
-from cs336_systems.training.cuda_graph import CALLS_OF_DDP, capture
+from cs336_systems.training.cuda_graph import capture
 
 
-def captured(phases: Phases) -> Phases:
-    """Capture the phases of a step as a single phase that replays a CUDA graph in the current stream."""
-    for _ in range(CALLS_OF_DDP):  # one of a user's own may use it
+def captured(phases: Phases, calls: int) -> Phases:
+    """Capture the phases of a step, after some calls, as a single phase that replays a CUDA graph in this stream."""
+    for _ in range(calls):
         run(phases)
     graph, _ = capture(torch.cuda.current_stream(), lambda: run(phases))
     return {"step": graph.replay}
@@ -75,13 +72,9 @@ def time_steps(
 
 
 def phase_rows(
-    phases: Phases, device: torch.device, experiment: type[Experiment], details: Mapping[str, str], *, replays: bool
+    seconds: Mapping[str, Sequence[float]], device: torch.device, details: Mapping[str, str]
 ) -> list[Measurement]:
-    """Make rows of each phase's time on the slowest rank, or why it is unknown if a step cannot be captured."""
-    try:
-        seconds = time_replayed_phases(phases, device) if replays else time_phases(phases, device)
-    except Unavailable as error:
-        return [not_known(experiment, name, str(error), details) for name in phases]
+    """Make rows of each phase's time on the slowest rank."""
     return [
         summarize(name, "ms", [1e3 * lap for lap in slowest(laps, device)], details=details)
         for name, laps in seconds.items()
@@ -108,8 +101,8 @@ def time_phases(phases: Phases, device: torch.device) -> dict[str, list[float]]:
 
 
 @no_garbage_collection()
-def time_replayed_phases(phases: Phases, device: torch.device) -> dict[str, list[float]]:
-    """Time each phase of a replayed step with events inside its graph.
+def time_replayed_phases(phases: Phases, device: torch.device, calls: int) -> tuple[dict[str, list[float]], Phases]:
+    """Time each phase of a replayed step with events inside its graph; return the graph's replay, too.
 
     Raises:
         Unavailable: on all ranks, if the step cannot be captured on one.
@@ -119,7 +112,7 @@ def time_replayed_phases(phases: Phases, device: torch.device) -> dict[str, list
     marked: dict[str, Callable[[], None]] = {"begin": moments[0].record}
     for (name, phase), end in zip(phases.items(), moments[1:], strict=True):
         marked |= {name: phase, f"{name} ends": end.record}
-    replay = available_on_all_ranks(lambda: captured(marked), own=True)
+    replay = available_on_all_ranks(lambda: captured(marked, calls), own=True)
     seconds: dict[str, list[float]] = {name: [] for name in phases}
     for _ in range(PHASE_STEPS):
         synchronize(device)
@@ -128,7 +121,7 @@ def time_replayed_phases(phases: Phases, device: torch.device) -> dict[str, list
         synchronize(device)
         for name, (begin, end) in zip(phases, itertools.pairwise(moments), strict=True):
             seconds[name].append(begin.elapsed_time(end) / 1e3)
-    return seconds
+    return seconds, replay
 
 
 @no_garbage_collection()

@@ -18,6 +18,7 @@ from cs336_systems.benchmarks.comparison.builders.own import builder_of
 from cs336_systems.experiments.contender import Declared
 from cs336_systems.model import build_model
 from cs336_systems.sizes import parse_size
+from cs336_systems.training.cuda_graph import CALLS_OF_DDP, calls_before_capture
 from cs336_systems.training_step import TrainingStep
 
 Phases = Mapping[str, Callable[[], None]]
@@ -41,6 +42,11 @@ class Training:
     """The phases of a step, as they are timed."""
     own: bool
     """Whether the contender is a user's own."""
+
+    @property
+    def calls_before_capture(self) -> int:
+        """Eager steps before a capture. A user's own wrapper may contain PyTorch's."""
+        return CALLS_OF_DDP if self.own else calls_before_capture(self.wrapped)
 
     @property
     def careful(self) -> Phases:
