@@ -7,9 +7,11 @@ An experiment with several processes is launched by torchrun; rank 0 writes and 
 import atexit
 import contextlib
 import dataclasses
+import faulthandler
 import gc
 import itertools
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -71,6 +73,7 @@ def main(experiment: type[E], measure: Measure[E]) -> None:
     Exits with status 2 and one sentence on bad input. A bug in `measure` raises, and no file is written.
     """
     end_with_the_run()
+    faulthandler.register(signal.SIGTERM, chain=True)  # a job that hangs shows where, once it is ended
     try:
         rank = current_rank()
     except ValueError as error:

@@ -12,8 +12,11 @@ import torch
 from torch.distributed import barrier
 
 from cs336_systems.benchmarks.comparison.agreement import available_on_all_ranks
-from cs336_systems.benchmarks.comparison.training import Phases, run
+from cs336_systems.benchmarks.comparison.training import Phases, Training, run
+from cs336_systems.benchmarks.comparison.turns import not_known
+from cs336_systems.experiments.base import Experiment
 from cs336_systems.experiments.data_parallel import HOST_STEPS, PHASE_STEPS
+from cs336_systems.measure.memory import Unavailable
 from cs336_systems.measure.timing import Stopwatch, no_garbage_collection, synchronize
 from cs336_systems.parallel.gather import gather
 from cs336_systems.record.measurement import Measurement, summarize
@@ -72,9 +75,19 @@ def time_steps(
 
 
 def phase_rows(
-    seconds: Mapping[str, Sequence[float]], device: torch.device, details: Mapping[str, str]
+    training: Training,
+    device: torch.device,
+    experiment: type[Experiment],
+    details: Mapping[str, str],
+    *,
+    replays: bool,
 ) -> list[Measurement]:
-    """Make rows of each phase's time on the slowest rank."""
+    """Make rows of each phase's time on the slowest rank, or why it is unknown if a step cannot be captured."""
+    phases = training.phases
+    try:
+        seconds = time_replayed_phases(training, device) if replays else time_phases(phases, device)
+    except Unavailable as error:
+        return [not_known(experiment, name, str(error), details) for name in phases]
     return [
         summarize(name, "ms", [1e3 * lap for lap in slowest(laps, device)], details=details)
         for name, laps in seconds.items()
@@ -101,18 +114,19 @@ def time_phases(phases: Phases, device: torch.device) -> dict[str, list[float]]:
 
 
 @no_garbage_collection()
-def time_replayed_phases(phases: Phases, device: torch.device, calls: int) -> tuple[dict[str, list[float]], Phases]:
-    """Time each phase of a replayed step with events inside its graph; return the graph's replay, too.
+def time_replayed_phases(training: Training, device: torch.device) -> dict[str, list[float]]:
+    """Time each phase of a replayed step with events inside its graph.
 
     Raises:
         Unavailable: on all ranks, if the step cannot be captured on one.
     """
+    phases = training.phases
     # External: nodes of the graph, recorded again in each replay. Other events only order the capture.
     moments = [torch.cuda.Event(enable_timing=True, external=True) for _ in range(len(phases) + 1)]
     marked: dict[str, Callable[[], None]] = {"begin": moments[0].record}
     for (name, phase), end in zip(phases.items(), moments[1:], strict=True):
         marked |= {name: phase, f"{name} ends": end.record}
-    replay = available_on_all_ranks(lambda: captured(marked, calls), own=True)
+    replay = available_on_all_ranks(lambda: captured(marked, training.calls_before_capture), own=True)
     seconds: dict[str, list[float]] = {name: [] for name in phases}
     for _ in range(PHASE_STEPS):
         synchronize(device)
@@ -121,7 +135,7 @@ def time_replayed_phases(phases: Phases, device: torch.device, calls: int) -> tu
         synchronize(device)
         for name, (begin, end) in zip(phases, itertools.pairwise(moments), strict=True):
             seconds[name].append(begin.elapsed_time(end) / 1e3)
-    return seconds, replay
+    return seconds
 
 
 @no_garbage_collection()

@@ -40,15 +40,7 @@ from cs336_systems.benchmarks.comparison.reference import (
 )
 from cs336_systems.benchmarks.comparison.refusal import refuse
 from cs336_systems.benchmarks.comparison.small_training import EVEN_VOCABULARY, not_ours, require_same_training
-from cs336_systems.benchmarks.comparison.timing import (
-    captured,
-    host_row,
-    phase_rows,
-    slowest,
-    time_phases,
-    time_replayed_phases,
-    time_steps,
-)
+from cs336_systems.benchmarks.comparison.timing import captured, host_row, phase_rows, slowest, time_steps
 from cs336_systems.benchmarks.comparison.training import (
     Phases,
     Training,
@@ -249,14 +241,12 @@ class Trial:
         rows += self.witness.rows(contender, details)
         if "communicated" in metrics and contender.name != BASELINE:
             rows += self._messages(contender, training, details)
-        if self.replays:
-            calls = training.calls_before_capture
-            seconds, phases = time_replayed_phases(training.phases, self.device, calls)
-        else:
-            seconds, phases = time_phases(training.phases, self.device), training.phases
-        rows += phase_rows(seconds, self.device, details)
+        rows += phase_rows(training, self.device, type(self.cell), details, replays=self.replays)
         if self.device.type == "cuda":
-            rows += self._on_the_device(training, phases, details)
+            if self.replays:  # Wrappers are not designed to run eagerly again after a capture.
+                del training
+                training = self._start(contender)
+            rows += self._on_the_device(training, details)
         return rows
 
     def _messages(self, contender: Declared, training: Training, details: Mapping[str, str]) -> Iterator[Measurement]:
@@ -268,9 +258,10 @@ class Trial:
         if messages is not None:
             yield summarize("messages", "", [messages], details=details)
 
-    def _on_the_device(self, training: Training, phases: Phases, details: Mapping[str, str]) -> Iterator[Measurement]:
+    def _on_the_device(self, training: Training, details: Mapping[str, str]) -> Iterator[Measurement]:
         """Make rows of a GPU's work in a timed step, of the host's, and of gathering weights."""
         metrics = self.cell.metrics
+        phases = self._as_timed(training)
         profile = profile_step(phases, self.device, PROFILED_STEPS)
         gathers = "gather_begins" in metrics
         yield from profile_rows(profile, details, apart=(ALL_GATHER, REDUCE_SCATTER) if gathers else ())
