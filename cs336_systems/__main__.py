@@ -23,9 +23,9 @@ MODULES = {
     "fit": ("cs336_systems.fit", "predict memory and time of a training step for every training configuration"),
     "compare": ("cs336_systems.compare", "compare the times of two result folders"),
     "attention": ("cs336_systems.attention", "list which attention kernels run here, and test them"),
+    "measure": ("cs336_systems.benchmarks", "measure NAME: run one experiment's cells by hand, and print a table"),
 }
 """Subcommands that are modules."""
-MEASURE = "measure", "measure NAME: run one experiment's cells by hand, and print a table"
 
 
 def main() -> None:
@@ -33,36 +33,20 @@ def main() -> None:
     match sys.argv[1:]:
         case [] | ["-h" | "--help"]:
             print(usage())
-        case ["measure", name, *options] if is_experiment(name):
-            run(f"cs336_systems.benchmarks.{name}", options)
-        case ["measure", *_]:
-            refuse(f"measure needs the name of an experiment; allowed: {', '.join(experiments())}")
         case [name, *options] if name in MODULES:
             run(MODULES[name][0], options)
         case [name, *options] if name in TARGETS:
             sys.exit(snakemake(TARGETS[name][0], options))
         case [name, *_]:
-            refuse(f"there is no command {name!r}; allowed: {', '.join([*TARGETS, *MODULES, MEASURE[0]])}")
+            refuse(f"there is no command {name!r}; allowed: {', '.join([*TARGETS, *MODULES])}")
 
 
 def usage() -> str:
     """List the subcommands."""
-    named = {name: about for name, (_, about) in (TARGETS | MODULES).items()} | dict([MEASURE])
+    named = {name: about for name, (_, about) in (TARGETS | MODULES).items()}
     width = max(map(len, named))
     lines = [f"  {name:{width}}  {about}" for name, about in named.items()]
     return "\n".join(["cs336-systems COMMAND [OPTIONS]; --help after a command lists its options.", "", *lines])
-
-
-def experiments() -> list[str]:
-    """Names of the experiments that can be measured by hand."""
-    from cs336_systems.experiments.registry import EXPERIMENTS
-
-    return list(EXPERIMENTS)
-
-
-def is_experiment(name: str) -> bool:
-    """Whether an experiment has this name."""
-    return name in experiments()
 
 
 def run(module: str, options: Sequence[str]) -> None:

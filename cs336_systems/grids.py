@@ -88,7 +88,7 @@ def launch_command(experiment: str, processes: int, nodes: int = 1) -> str:
         launcher = f"{agents} --nproc-per-node={processes // nodes}"
     else:
         launcher = f"torchrun --standalone --nproc-per-node={processes}" if processes > 1 else "python"
-    return f"{launcher} -m cs336_systems.benchmarks.{experiment}"
+    return f"{launcher} -m cs336_systems.benchmarks {experiment}"
 
 
 def device_of(cell: Experiment, machine: str) -> str:

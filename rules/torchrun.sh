@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The agent of torchrun on one node of a SLURM job; the agents meet on the first node:
-#   srun --nodes=2 --ntasks=2 rules/torchrun.sh --nproc-per-node=4 -m cs336_systems.benchmarks.all_reduce --processes 8
+#   srun --nodes=2 --ntasks=2 rules/torchrun.sh --nproc-per-node=4 -m cs336_systems.benchmarks all_reduce --processes 8
 set -euo pipefail
 nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 # Jobs that share a node meet at ports of their own.

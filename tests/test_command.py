@@ -31,7 +31,7 @@ def run(monkeypatch, capsys):
 def test_help_names_every_command(run):
     _, stdout, _ = run("--help")
     listed = [line.split()[0] for line in stdout.splitlines() if line.startswith("  ")]
-    assert listed == [*TARGETS, *MODULES, "measure"]
+    assert listed == [*TARGETS, *MODULES]
 
 
 @pytest.mark.parametrize(

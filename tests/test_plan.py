@@ -271,7 +271,7 @@ def test_a_launch_has_one_number_of_processes(ranks):
         "all-4_processes": [(4, 1), (4, 10)],
     }
     assert jobs["all-4_processes"].command == (
-        "torchrun --standalone --nproc-per-node=4 -m cs336_systems.benchmarks.ranks --processes 4 --megabytes 1 10"
+        "torchrun --standalone --nproc-per-node=4 -m cs336_systems.benchmarks ranks --processes 4 --megabytes 1 10"
     )
     assert all(job.command.startswith("python -m ") for job in ranks("cpu").jobs["end_to_end"].values())
 
@@ -318,7 +318,7 @@ def test_a_launch_spans_as_few_nodes_as_have_its_gpus_in_equal_shares():
     assert plan.command(jobs[2]) == jobs[2].command
     assert plan.command(jobs[6]) == (
         "srun --nodes=2 --ntasks=2 --cpu-bind=none --kill-on-bad-exit rules/torchrun.sh --nproc-per-node=3 "
-        "-m cs336_systems.benchmarks.all_reduce --backend nccl --processes 6 --megabytes 1"
+        "-m cs336_systems.benchmarks all_reduce --backend nccl --processes 6 --megabytes 1"
     )
     assert [plan.obstacle(jobs[processes]) for processes in (2, 4, 6, 8)] == [
         *["", "", ""],

@@ -1,1 +1,1 @@
-"""Measurements: one module per experiment, run as `python -m cs336_systems.benchmarks.NAME`."""
+"""Measurements: one module per experiment, run as `python -m cs336_systems.benchmarks NAME`."""

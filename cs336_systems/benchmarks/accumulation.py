@@ -1,6 +1,6 @@
 """Add 0.01 many times, in several precisions.
 
-Launch: python -m cs336_systems.benchmarks.accumulation --accumulator fp32 fp16 --addend fp32 fp16
+Launch: python -m cs336_systems.benchmarks accumulation --accumulator fp32 fp16 --addend fp32 fp16
 """
 
 import torch
@@ -27,9 +27,3 @@ def measure(cell: Accumulation, device: torch.device) -> list[Measurement]:
         summarize("rounded_addend", "", [addend.item()]),
         summarize("last_step", "", [total - before.item()]),
     ]
-
-
-if __name__ == "__main__":
-    from cs336_systems.benchmarks.command_line import main
-
-    main(Accumulation, measure)

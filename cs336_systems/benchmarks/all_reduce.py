@@ -1,6 +1,6 @@
 """Time an all-reduce of fp32 numbers between processes, after a check of its sum.
 
-Launch: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks.all_reduce --megabytes 1 10
+Launch: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks all_reduce --megabytes 1 10
 """
 
 import psutil
@@ -109,9 +109,3 @@ def time_all_reduces(numbers: Tensor, mine: Tensor, cell: AllReduce, device: tor
             dist.all_reduce(numbers)
             seconds.append(stopwatch.lap())
     return seconds[cell.warmup :]
-
-
-if __name__ == "__main__":
-    from cs336_systems.benchmarks.command_line import main
-
-    main(AllReduce, measure)

@@ -1,6 +1,6 @@
 """Time plain attention, check the timed results, and account for memory.
 
-Launch: python -m cs336_systems.benchmarks.attention --sequence 256 1024 4096 --d 16 64 --compiled False True
+Launch: python -m cs336_systems.benchmarks attention --sequence 256 1024 4096 --d 16 64 --compiled False True
 """
 
 import torch
@@ -59,9 +59,3 @@ def measure(cell: Attention, device: torch.device) -> list[Measurement]:
         peak,
         *device_busy(phases, device),
     ]
-
-
-if __name__ == "__main__":
-    from cs336_systems.benchmarks.command_line import main
-
-    main(Attention, measure)

@@ -1,6 +1,6 @@
 """Observe the data types in a toy model under autocast.
 
-Launch: python -m cs336_systems.benchmarks.autocast_dtypes --autocast fp16 bf16
+Launch: python -m cs336_systems.benchmarks autocast_dtypes --autocast fp16 bf16
 """
 
 import torch
@@ -46,9 +46,3 @@ def measure(cell: AutocastDtypes, device: torch.device) -> list[Measurement]:
     return [
         Measurement(metric=component, unit="dtype", n=1, value=dtype_name(dtype)) for component, dtype in seen.items()
     ]
-
-
-if __name__ == "__main__":
-    from cs336_systems.benchmarks.command_line import main
-
-    main(AutocastDtypes, measure)

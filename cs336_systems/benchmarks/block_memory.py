@@ -1,6 +1,6 @@
 """Measure the tensors that one Transformer block saves for its backward pass, by operator, and its gradients.
 
-Launch: python -m cs336_systems.benchmarks.block_memory --size small --precision fp32 bf16 --attention plain flash
+Launch: python -m cs336_systems.benchmarks block_memory --size small --precision fp32 bf16 --attention plain flash
 """
 
 from collections import Counter
@@ -76,9 +76,3 @@ def gradient_bytes(tensor: Tensor) -> int:
     """Bytes of a tensor's gradient from a backward pass."""
     assert tensor.grad is not None
     return tensor.grad.untyped_storage().nbytes()
-
-
-if __name__ == "__main__":
-    from cs336_systems.benchmarks.command_line import main
-
-    main(BlockMemory, measure)

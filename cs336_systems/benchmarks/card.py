@@ -2,7 +2,7 @@
 
 If a GPU fails, disappears or runs out of memory, only the workloads that fail are lost.
 
-Launch: python -m cs336_systems.benchmarks.card --instrument memory
+Launch: python -m cs336_systems.benchmarks card --instrument memory
 """
 
 from collections.abc import Iterable
@@ -45,9 +45,3 @@ def measure_on(device: torch.device, cell: Card) -> Iterable[Measurement]:
     if device.type == "cuda":
         return WORKER.measure(cell, device)
     return (row for work in works_of(cell, device) for row in measure_work(work, cell, device))
-
-
-if __name__ == "__main__":
-    from cs336_systems.benchmarks.command_line import main
-
-    main(Card, measure)

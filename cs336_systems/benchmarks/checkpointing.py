@@ -1,6 +1,6 @@
 """Measure peak memory and time of a training step whose blocks are checkpointed in segments.
 
-Launch: python -m cs336_systems.benchmarks.checkpointing --size small --attention flash --segment 0 1 2 4
+Launch: python -m cs336_systems.benchmarks checkpointing --size small --attention flash --segment 0 1 2 4
 """
 
 import torch
@@ -80,9 +80,3 @@ def memory_of_a_step(step: TrainingStep, model: TransformerLM, device: torch.dev
         ),
         summarize("block_calls", "", [calls]),
     ]
-
-
-if __name__ == "__main__":
-    from cs336_systems.benchmarks.command_line import main
-
-    main(Checkpointing, measure)

@@ -1,12 +1,8 @@
 """Train a language model with interleaved data-parallel wrappers, and time the communication that is added to a step.
 
-Launch: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks.data_parallel --precision bf16 --rounds 1
+Launch: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks data_parallel --precision bf16 --rounds 1
 """
 
 from cs336_systems.benchmarks.comparison.measure import measure
-from cs336_systems.experiments.data_parallel import DataParallelTraining
 
-if __name__ == "__main__":
-    from cs336_systems.benchmarks.command_line import main
-
-    main(DataParallelTraining, measure)
+__all__ = ["measure"]

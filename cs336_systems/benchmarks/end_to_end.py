@@ -1,6 +1,6 @@
 """Time a Transformer language model's forward pass, backward pass and whole training step.
 
-Launch: python -m cs336_systems.benchmarks.end_to_end --size small --context 512 --precision fp32 bf16
+Launch: python -m cs336_systems.benchmarks end_to_end --size small --context 512 --precision fp32 bf16
 """
 
 import torch
@@ -66,9 +66,3 @@ def build_step(cell: EndToEnd, device: torch.device) -> TrainingStep:
 def compiled_graphs() -> int:
     """Count the graphs that torch.compile has captured so far."""
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
-
-
-if __name__ == "__main__":
-    from cs336_systems.benchmarks.command_line import main
-
-    main(EndToEnd, measure)

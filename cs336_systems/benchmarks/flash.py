@@ -1,6 +1,6 @@
 """Time attention implementations against each other, after comparing each one's results with float64.
 
-Launch: python -m cs336_systems.benchmarks.flash --sequence 1024 --implementation triton sdpa_flash flex
+Launch: python -m cs336_systems.benchmarks flash --sequence 1024 --implementation triton sdpa_flash flex
 """
 
 import contextlib
@@ -280,9 +280,3 @@ def make_inputs(cell: Flash, device: torch.device) -> list[Tensor]:
     heads = (cell.batch_size * cell.heads,) if cell.contender.own else (cell.batch_size, cell.heads)
     shape = (*heads, cell.sequence, cell.d)
     return [torch.randn(shape, dtype=DTYPES[cell.precision], device=device, requires_grad=True) for _ in range(3)]
-
-
-if __name__ == "__main__":
-    from cs336_systems.benchmarks.command_line import main
-
-    main(Flash, measure)

@@ -1,6 +1,6 @@
 """Time the attention kernels with one design decision reverted at a time.
 
-Launch: python -m cs336_systems.benchmarks.flash_ablation --d 64 128 --without nothing descriptors preprocess
+Launch: python -m cs336_systems.benchmarks flash_ablation --d 64 128 --without nothing descriptors preprocess
 """
 
 import dataclasses
@@ -113,9 +113,3 @@ def _time(
 
 def _skipped(phase: str, message: str) -> Measurement:
     return Measurement(metric=phase, unit="ms", status="skipped", message=message)
-
-
-if __name__ == "__main__":
-    from cs336_systems.benchmarks.command_line import main
-
-    main(FlashAblation, measure)

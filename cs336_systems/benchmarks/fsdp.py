@@ -1,12 +1,8 @@
 """Train a language model with replicated state and with several sharding schemes, interleaved.
 
-Launch: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks.fsdp --size xl --precision bf16 --rounds 1
+Launch: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks fsdp --size xl --precision bf16 --rounds 1
 """
 
 from cs336_systems.benchmarks.comparison.measure import measure
-from cs336_systems.experiments.fsdp import FullyShardedTraining
 
-if __name__ == "__main__":
-    from cs336_systems.benchmarks.command_line import main
-
-    main(FullyShardedTraining, measure)
+__all__ = ["measure"]

@@ -1,6 +1,6 @@
 """Profile the kernels of a Transformer language model's inference and training step.
 
-Launch: python -m cs336_systems.benchmarks.kernel_profile --size small --context 512 --mode inference train_step
+Launch: python -m cs336_systems.benchmarks kernel_profile --size small --context 512 --mode inference train_step
 """
 
 import time
@@ -102,9 +102,3 @@ def unattributed(kernels: Sequence[Kernel]) -> float:
     """The share of the kernels' time whose stage or range is unknown."""
     unknown = sum(kernel.duration for kernel in kernels if not kernel.stage or not kernel.range)
     return unknown / sum(kernel.duration for kernel in kernels)
-
-
-if __name__ == "__main__":
-    from cs336_systems.benchmarks.command_line import main
-
-    main(KernelProfile, measure)

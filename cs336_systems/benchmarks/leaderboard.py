@@ -2,7 +2,7 @@
 
 Before allocating, it prints whether the step fits, and chooses how many blocks are recomputed.
 
-Launch: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks.leaderboard
+Launch: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks leaderboard
 """
 
 import sys
@@ -135,9 +135,3 @@ def make_runs(cell: Leaderboard, plan: Setting, device: torch.device) -> dict[st
         update.wait()
 
     return {"step": step, "forward_backward": passes, "update": updates}
-
-
-if __name__ == "__main__":
-    from cs336_systems.benchmarks.command_line import main
-
-    main(Leaderboard, measure)

@@ -1,6 +1,6 @@
 """Record the memory of one step of a Transformer language model, allocation by allocation.
 
-Launch: python -m cs336_systems.benchmarks.memory_profile --size small --context 512 --mode inference forward train_step
+Launch: python -m cs336_systems.benchmarks memory_profile --size small --context 512 --mode inference forward train_step
 """
 
 from collections import Counter
@@ -122,9 +122,3 @@ def residual_rows(timeline: Timeline, size: int) -> Iterator[Measurement]:
     for (operator, source), count in found.items():
         details = {"stage": FORWARD, "operator": operator, "source": source, "code": code_at(source)}
         yield summarize("residual_tensors", "", [count], details=details)
-
-
-if __name__ == "__main__":
-    from cs336_systems.benchmarks.command_line import main
-
-    main(MemoryProfile, measure)

@@ -2,9 +2,9 @@
 
 Small models are all in memory at once and take turns; large ones are built, timed and released one after another.
 
-Launch: python -m cs336_systems.benchmarks.training_ladder --size 2.7B --context 1024 --rungs all
+Launch: python -m cs336_systems.benchmarks training_ladder --size 2.7B --context 1024 --rungs all
 
-On two GPUs, under each wrapper: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks.training_ladder
+On two GPUs, under each wrapper: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks training_ladder
 --part processes --processes 2 --size 2.7B --context 1024 --rungs wrapped
 """
 
@@ -151,9 +151,3 @@ def details_of(rung: Rung, rows: Sequence[Measurement] | Iterator[Measurement]) 
     """The detail columns of a rung's rows."""
     for row in rows:
         yield dataclasses.replace(row, details={"rung": rung.name})
-
-
-if __name__ == "__main__":
-    from cs336_systems.benchmarks.command_line import main
-
-    main(TrainingLadder, measure)

@@ -1,6 +1,6 @@
 """Launch a job and supervise it: keep its measured cells in any case, and end it if it hangs.
 
-Launch: python -m cs336_systems.run.relaunch --timeout 1200 python -m cs336_systems.benchmarks.attention --output x.csv
+Launch: python -m cs336_systems.run.relaunch --timeout 1200 python -m cs336_systems.benchmarks attention --output x.csv
 
 If memory runs out in a cell, so that the kernel kills the job or a rank ends while others wait for it, the job is
 launched again for the next cell; the cell is recorded as out of memory. After any other end the job has failed, with a

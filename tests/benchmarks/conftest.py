@@ -14,12 +14,12 @@ from tests.support.interpreter import ROOT
 
 @pytest.fixture
 def command(monkeypatch):
-    """`python -m cs336_systems.benchmarks.NAME ARGUMENTS`, run in this process, which has imported PyTorch already."""
+    """`python -m cs336_systems.benchmarks NAME ARGUMENTS`, run in this process, which has imported PyTorch already."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # a job sets it: have it restored
 
     def run(name, *arguments):
-        monkeypatch.setattr(sys, "argv", [name, *arguments])
-        runpy.run_path(str(ROOT / "cs336_systems" / "benchmarks" / f"{name}.py"), run_name="__main__")
+        monkeypatch.setattr(sys, "argv", ["benchmarks", name, *arguments])
+        runpy.run_module("cs336_systems.benchmarks", run_name="__main__")
 
     return run
 
@@ -49,8 +49,8 @@ def launch_ranks(groups, tmp_path_factory):
         if device == "cuda" and torch.cuda.device_count() < 2:
             pytest.skip("needs 2 GPUs")
         folder = tmp_path_factory.mktemp("launch")
-        module, output = f"cs336_systems.benchmarks.{name}", folder / "rows.csv"
-        options = [*arguments, "--device", device, "--output", str(output)]
+        module, output = "cs336_systems.benchmarks", folder / "rows.csv"
+        options = [name, *arguments, "--device", device, "--output", str(output)]
         if device == "cpu":
             groups("gloo", 2).run_module(module, options, folder / "printed")
         else:

@@ -86,7 +86,7 @@ def toy(tmp_path):
     """A project of the toy experiment alone; its benchmark and the driver are stand-ins."""
     folder = copy_project(tmp_path / "project", NO_CELLS, sections=())
     add_toy_experiment(folder)
-    shutil.copy2(STAND_INS / "ping.py", folder / "cs336_systems/benchmarks/ping.py")
+    shutil.copy2(STAND_INS / "ping.py", folder / "cs336_systems/benchmarks/__main__.py")
     edit(folder / "cs336_systems/experiments/ping.py", '("test_ping",)', "()")
     passing = "import pytest\n\n\n@pytest.mark.numeric\ndef test_nothing():\n    pass\n"
     (folder / "tests/test_instruments.py").write_text(passing)  # the real ones would run for each number of GPUs
@@ -139,7 +139,7 @@ def test_jobs_that_fail_or_are_killed_are_named_and_run_again(toy):
 
 
 def test_ranks_on_two_nodes_reach_each_other(tmp_path, toy):
-    launch = "srun --nodes=2 --ntasks=2 rules/torchrun.sh --nproc-per-node=2 -m cs336_systems.benchmarks.all_reduce"
+    launch = "srun --nodes=2 --ntasks=2 rules/torchrun.sh --nproc-per-node=2 -m cs336_systems.benchmarks all_reduce"
     options = "--backend gloo --processes 4 --megabytes 1 --steps 2 --output ../rows.csv"
     on_cluster(toy, f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; {launch} {options}")
     found = {row.metric: row for row in read_jobs(AllReduce, [tmp_path / "rows.csv"])}

@@ -121,7 +121,7 @@ def run_module(device, module, arguments, printed):
     ):
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", ".*all_gather_into_tensor. is deprecated")  # which tests.support.own calls
-        runpy.run_path(importlib.util.find_spec(module).origin, run_name="__main__")
+        runpy.run_module(module, run_name="__main__")
 
 
 def fork_server():

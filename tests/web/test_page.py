@@ -160,7 +160,7 @@ def test_a_row_shows_all_that_was_recorded_the_command_that_repeats_it_and_its_a
     browser.click("#explorer .rows tbody tr")
     told = browser.wait("return document.querySelector('#detail[open] .content')?.textContent")
     row = planned_rows("end_to_end", "smoke")[0]
-    command = "python -m cs336_systems.benchmarks.end_to_end --"
+    command = "python -m cs336_systems.benchmarks end_to_end --"
     for text in ("median", row.revisions, row.git_commit, row.utc[:10], HTML, command):
         assert text in told
     browser.wait("return document.querySelector('#detail svg')")

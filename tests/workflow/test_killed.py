@@ -14,14 +14,15 @@ from tests.workflow.project import snakemake, start
 
 pytestmark = pytest.mark.workflow
 
-JOB = "cs336_systems.benchmarks.autocast_dtypes"
+MODULE = "cs336_systems/benchmarks/autocast_dtypes.py"
 
 
 @pytest.fixture
 def strangers(project):
     """Processes in the project's folder that are not a run's: a measurement typed by hand, a loop around one, tmux."""
-    (project / f"{JOB.replace('.', '/')}.py").write_text("import time\n\ntime.sleep(1000)\n")  # needs no core
-    long = f"{sys.executable} -m {JOB} --autocast bf16 --output results/cpu/raw/autocast_dtypes/mine.csv"
+    (project / MODULE).write_text("import time\n\ntime.sleep(1000)\n")  # needs no core
+    job = "cs336_systems.benchmarks autocast_dtypes"
+    long = f"{sys.executable} -m {job} --autocast bf16 --output results/cpu/raw/autocast_dtypes/mine.csv"
     found = [
         start(["nice", *shlex.split(long)], project),
         start(["bash", "-c", f"while true; do sleep 60; done; {long}"], project),

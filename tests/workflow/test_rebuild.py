@@ -54,7 +54,7 @@ def test_an_edited_section_is_filled_and_typeset(project):
 def test_edits_that_no_number_depends_on_redo_nothing(project):
     module = project / "cs336_systems/benchmarks/accumulation.py"
     module.write_text("# A comment.\n" + module.read_text())
-    edit(module, "    main(Accumulation", "    print('what is printed')\n    main(Accumulation")
+    edit(project / "cs336_systems/benchmarks/__main__.py", "    main(", "    print('what is printed')\n    main(")
     edit(project / "cs336_systems/benchmarks/command_line.py", "float_format='{:.4g}'", "float_format='{:.3g}'")
     edit(project / "tests/test_model.py", "import pytest\n", "import pytest\n\nEDITED = True\n")
     assert planned_rules(project) == set()

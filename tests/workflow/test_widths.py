@@ -26,7 +26,7 @@ def project(tmp_path):
     """A project of the toy experiment alone; benchmark, tests and driver are stand-ins, as there is no GPU."""
     folder = copy_project(tmp_path, NO_CELLS, sections=())
     add_toy_experiment(folder)
-    shutil.copy2(STAND_INS / "ping.py", folder / "cs336_systems/benchmarks/ping.py")
+    shutil.copy2(STAND_INS / "ping.py", folder / "cs336_systems/benchmarks/__main__.py")
     edit(folder / "cs336_systems/experiments/ping.py", '("test_ping",)', "()")  # which tests the real benchmark
     replace_numeric_tests(folder)
     return folder

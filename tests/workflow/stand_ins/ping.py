@@ -1,4 +1,4 @@
-"""Takes the place of a benchmark where there is no GPU: launched like it, it writes what a GPU might say."""
+"""Takes the place of the benchmarks' launcher where there is no GPU: called like it, it writes what a GPU might say."""
 
 import os
 import sys

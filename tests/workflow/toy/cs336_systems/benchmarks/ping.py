@@ -1,6 +1,6 @@
 """Time an all-reduce between processes.
 
-Launch: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks.ping
+Launch: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks ping
 """
 
 import torch
@@ -26,9 +26,3 @@ def measure(cell: Ping, device: torch.device) -> list[Measurement]:
         summarize("all_reduce", "ms", [1e3 * lap for lap in seconds["all_reduce"]]),
         summarize("sum", "", [total]),
     ]
-
-
-if __name__ == "__main__":
-    from cs336_systems.benchmarks.command_line import main
-
-    main(Ping, measure)
