@@ -2,7 +2,7 @@
 
 `snakemake writeup` rebuilds the PDF from the existing CSV files, and `snakemake web` the page; `snakemake measurements`
 only measures; `snakemake end_to_end` (or another experiment's name) measures that experiment; `snakemake submission`
-packs the code and the report for handing in; `snakemake card` tells whether this machine is as fast as it should be;
+packs the code and the report for handing in; `snakemake card` checks whether this machine is as fast as it should be;
 `snakemake bundle` packs the results for others to check.
 """
 

@@ -138,20 +138,20 @@ def print_forecast():
 def check_other_models(jobs):
     """Check, in a process that imports PyTorch, that the models of others can be measured before any job begins."""
     for model in other_models(jobs):
-        if complaint := complaint_of("model", "cs336_systems.model_check", model):
-            raise WorkflowError(f"{set_by(SOURCES, ['model'])}: {printable(complaint)}")
+        if error := error_of("model", "cs336_systems.model_check", model):
+            raise WorkflowError(f"{set_by(SOURCES, ['model'])}: {printable(error)}")
 
 
 def check_own_implementations(jobs):
     """The same of implementations of a user's own."""
     asked = {(family_of(job.experiment), own.text) for job in jobs for own in job.own_implementations}
     arguments = [*chain.from_iterable(sorted(asked))]
-    if asked and (complaint := complaint_of("implementations", "cs336_systems.implementations", arguments)):
-        raise WorkflowError(f"{set_by(SOURCES, ['implementations'])}: {printable(complaint)}")
+    if asked and (error := error_of("implementations", "cs336_systems.implementations", arguments)):
+        raise WorkflowError(f"{set_by(SOURCES, ['implementations'])}: {printable(error)}")
 
 
-def complaint_of(key, module, arguments):
-    """What a check says of the user's modules, which it imports in a process of its own; None if all is well."""
+def error_of(key, module, arguments):
+    """The error of a check of the user's modules, which it imports in a separate process; None if it passes."""
     check = [sys.executable, "-m", module, *arguments]
     try:
         checked = subprocess.run(check, capture_output=True, text=True, timeout=IMPORT_S)
@@ -231,7 +231,7 @@ def traces_to_draw(wildcards):
 
 
 def figures_to_draw(wildcards):
-    """What `scripts.stages.draw` is told about each figure."""
+    """The arguments of `scripts.stages.draw` for each figure."""
     traced = traces_to_draw(wildcards)
     traces = {name: path for name, path in TRACES.items() if path in traced}
     return [

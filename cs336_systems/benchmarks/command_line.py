@@ -110,8 +110,8 @@ def main(experiment: type[E], measure: Measure[E]) -> None:
                 make_row(
                     cell, row, dataclasses.replace(origin, revisions=as_text(revisions_of(cell, of_row(cell, row))))
                 )
-                for cell, found in measured
-                for row in found
+                for cell, of_cell in measured
+                for row in of_cell
             ]
             if options.output:
                 write_job(options.output, experiment, rows)

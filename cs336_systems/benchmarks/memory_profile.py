@@ -116,9 +116,9 @@ def allocation_rows(timeline: Timeline) -> Iterator[Measurement]:
 
 def residual_rows(timeline: Timeline, size: int) -> Iterator[Measurement]:
     """Count the forward pass's allocations of the residual stream's size, by operator and source line."""
-    found = Counter(
+    counts = Counter(
         (each.operator, each.source) for each in timeline.made() if each.stage == FORWARD and each.requested == size
     )
-    for (operator, source), count in found.items():
+    for (operator, source), count in counts.items():
         details = {"stage": FORWARD, "operator": operator, "source": source, "code": code_at(source)}
         yield summarize("residual_tensors", "", [count], details=details)

@@ -17,8 +17,8 @@ import torch
 import torch._dynamo  # imported here: otherwise an optimizer would import it while the set-up is timed
 
 from cs336_systems.accounting.transformer import parameters
-from cs336_systems.benchmarks.ladder.floor import measure_floor
 from cs336_systems.benchmarks.ladder.learning import chain_entropy, gradients, measure_learning
+from cs336_systems.benchmarks.ladder.parts_alone import measure_parts_alone
 from cs336_systems.benchmarks.ladder.ranks import rank
 from cs336_systems.benchmarks.ladder.steps import RungStep
 from cs336_systems.benchmarks.ladder.sustained import Turn, sustained_turn, timed
@@ -52,14 +52,14 @@ def measure(cell: TrainingLadder, device: torch.device) -> list[Measurement]:
             rows += explained("loss_after", rung, learned, cell, device)
             release(device)
         return rows
-    floor = measure_floor(cell, device) if cell.part == "steps" else []
+    alone = measure_parts_alone(cell, device) if cell.part == "steps" else []
     together = fit_together(cell, rungs, device)
     rows = []
     for group in [rungs] if together else [(rung,) for rung in rungs]:
         rows += measure_group(group, cell, device)
         release(device)
     order = "interleaved" if together else "one after another"
-    return [*rows, *floor, Measurement(metric="order", unit="order", n=1, value=order)]
+    return [*rows, *alone, Measurement(metric="order", unit="order", n=1, value=order)]
 
 
 def fit_together(cell: TrainingLadder, rungs: Sequence[Rung], device: torch.device) -> bool:

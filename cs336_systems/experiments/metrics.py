@@ -61,11 +61,11 @@ def timed(experiment: type[Measured]) -> list[str]:
 
 def wholes(experiment: type[Measured]) -> dict[str, list[str]]:
     """The metrics of an experiment that have parts, and the parts' names."""
-    found: dict[str, list[str]] = {}
+    parts: dict[str, list[str]] = {}
     for name, metric in metrics_of(experiment).items():
         if metric.part_of:
-            found.setdefault(metric.part_of, []).append(name)
-    return found
+            parts.setdefault(metric.part_of, []).append(name)
+    return parts
 
 
 COMMON: Mapping[str, Metric] = {

@@ -109,12 +109,12 @@ def rungs_of(text: str) -> tuple[Rung, ...]:
     Raises:
         ValueError: no such rung exists.
     """
-    found: dict[str, Rung] = {}
+    by_name: dict[str, Rung] = {}
     for name in text.split(","):
         if name not in RUNGS and name not in GROUPS:
             raise ValueError(f"rungs is {text!r}; allowed, separated by commas: {', '.join([*GROUPS, *RUNGS])}")
-        found |= {rung.name: rung for rung in GROUPS.get(name, (RUNGS.get(name, FIRST),))}
-    return tuple(found.values())
+        by_name |= {rung.name: rung for rung in GROUPS.get(name, (RUNGS.get(name, FIRST),))}
+    return tuple(by_name.values())
 
 
 def check_one_rung(cell: Experiment) -> None:

@@ -45,13 +45,13 @@ def read_facts(handle: Any, facts: Mapping[str, Fact] | None = None) -> dict[str
     Returns:
         For each fact its value as text, or the driver's reason if it has none.
     """
-    found = {}
+    by_name = {}
     for name, read in (facts or FACTS).items():
         try:
-            found[name] = (str(read(handle)), "")
+            by_name[name] = (str(read(handle)), "")
         except DRIVER_LACKS as error:
-            found[name] = ("", f"the driver does not report it: {error}")
-    return found
+            by_name[name] = ("", f"the driver does not report it: {error}")
+    return by_name
 
 
 def _watts(read: Callable[[Any], int]) -> Fact:

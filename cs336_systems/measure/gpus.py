@@ -262,8 +262,8 @@ def full_name(name: str) -> str:
 def near(name: str) -> list[str]:
     """The names of the models that a name may mean, or else of models with its number or a similar spelling."""
     words, _ = _words(name)
-    if found := candidates(name) or [gpu for gpu in GPUS if _model(gpu.names[0]) in words]:
-        return [gpu.name for gpu in found]
+    if meant := candidates(name) or [gpu for gpu in GPUS if _model(gpu.names[0]) in words]:
+        return [gpu.name for gpu in meant]
     spelt = {spelling: gpu.name for gpu in GPUS for spelling in _spellings(gpu)}
     return [spelt[spelling] for spelling in difflib.get_close_matches("".join(words), spelt)]
 
@@ -276,8 +276,8 @@ def candidates(name: str) -> list[Gpu]:
     if gpu := gpu_of(name):
         return [gpu]
     words, memory = _words(name)
-    found = [gpu for gpu in GPUS if "".join(words) in _spellings(gpu)] or [gpu for gpu in GPUS if _has(gpu, words)]
-    return [gpu for gpu in found if memory in ("", f"{gpu.memory / 1e9:.0f}")]
+    matching = [gpu for gpu in GPUS if "".join(words) in _spellings(gpu)] or [gpu for gpu in GPUS if _has(gpu, words)]
+    return [gpu for gpu in matching if memory in ("", f"{gpu.memory / 1e9:.0f}")]
 
 
 def _words(name: str) -> tuple[list[str], str]:

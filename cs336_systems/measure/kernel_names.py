@@ -50,7 +50,7 @@ ELEMENTWISE = re.compile(
 # Patterns of names as they are.
 GENERIC = re.compile(r"elementwise_kernel|reduce_kernel|multi_tensor_apply|^Kernel2?$|device_kernel")
 """Kernels whose template arguments identify them."""
-TELLING = re.compile(r"cutlass\w*\d\w*|\w*(?:Functor|functor|kernel|Ops)\w*|\w+_impl\w*")
+NAMING = re.compile(r"cutlass\w*\d\w*|\w*(?:Functor|functor|kernel|Ops)\w*|\w+_impl\w*")
 WRAPPERS = re.compile(r"^([AB]?UnaryFunctor|BinaryFunctor|gpu_kernel\w*|\w*elementwise_kernel\w*|opmath_\w*)$")
 
 
@@ -104,8 +104,8 @@ def short_name(name: str) -> str:
     elif base == "kernel":
         base = f"{parent.rpartition('::')[2]}::{base}"
     if GENERIC.search(base):
-        told = [word for word in TELLING.findall(arguments) if not WRAPPERS.match(word)]
-        base = told[0] if told and base.startswith("Kernel") else ": ".join([base, *told[:1]])
+        named = [word for word in NAMING.findall(arguments) if not WRAPPERS.match(word)]
+        base = named[0] if named and base.startswith("Kernel") else ": ".join([base, *named[:1]])
     base = re.sub(r"(?:_align[ac]\d+)*_execute(_split_k)?_kernel__5x_cublas$", r"\1", base)
     if len(base) > LONGEST_NAME:
         base = f"{base[: LONGEST_NAME - 25]}…{base[-24:]}"

@@ -37,12 +37,12 @@ def by_kind(events: Sequence[DeviceEvent], apart: Sequence[str] = ()) -> dict[st
         events: the device's events.
         apart: collectives in `OF_COLLECTIVES` that count as separate kinds.
     """
-    found: dict[str, list[Interval]] = {kind: [] for kind in (COMPUTE, COMMUNICATION, OPTIMIZER, *apart)}
+    by_kinds: dict[str, list[Interval]] = {kind: [] for kind in (COMPUTE, COMMUNICATION, OPTIMIZER, *apart)}
     for event in events:
         collective = collective_of(event.name)
         kind = collective if collective in apart else kind_of(event.name)
-        found[kind].append((event.start, event.end))
-    return {kind: merge(intervals) for kind, intervals in found.items()}
+        by_kinds[kind].append((event.start, event.end))
+    return {kind: merge(intervals) for kind, intervals in by_kinds.items()}
 
 
 def collective_of(name: str) -> str:

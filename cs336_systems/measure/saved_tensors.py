@@ -50,7 +50,7 @@ def record_saved(model: nn.Module) -> Iterator[list[SavedTensor]]:
         stack.callback(recorder.forget)
         stack.enter_context(recorder)
         stack.enter_context(saved_tensors_hooks(recorder.pack, lambda tensor: tensor))
-        yield recorder.found
+        yield recorder.saved
 
 
 class _Recorder(TorchFunctionMode):
@@ -58,7 +58,7 @@ class _Recorder(TorchFunctionMode):
 
     def __init__(self, model: nn.Module):
         super().__init__()
-        self.found: list[SavedTensor] = []
+        self.saved: list[SavedTensor] = []
         self._parameters = {id(parameter) for parameter in model.parameters()}
         self._of_model = {address(tensor) for tensor in [*model.parameters(), *model.buffers()]}
         # Kept, so that no address is used twice; the graph, which holds this object, would keep them too long.
@@ -86,7 +86,7 @@ class _Recorder(TorchFunctionMode):
         """Record a tensor that is being saved."""
         if address(tensor) not in self._storages:
             storage = self._storages[address(tensor)] = tensor.untyped_storage()
-            self.found.append(
+            self.saved.append(
                 SavedTensor(
                     range=self._modules[-1],
                     operator=self._operator,

@@ -133,8 +133,8 @@ def attribute(events: Iterable[Event]) -> Trace:
     _nest(itertools.chain(ranges, operators, launching))
     _link(operators, by_category["fwdbwd"])
     stages = _stages(ranges)
-    found = _on_device(executed, launches, stages) if executed else _operators(operators, stages)
-    kernels = sorted(found, key=lambda kernel: kernel.launched)
+    unordered = _on_device(executed, launches, stages) if executed else _operators(operators, stages)
+    kernels = sorted(unordered, key=lambda kernel: kernel.launched)
     return Trace(stages=stages, kernels=kernels, on_device=bool(executed))
 
 

@@ -131,8 +131,8 @@ def _visible_handles(visible: str, handles: list[Any]) -> list[Any]:
 def _by_uuid(uuid: str, handles: list[Any]) -> Any:
     known = {str(pynvml.nvmlDeviceGetUUID(handle)): handle for handle in handles}
     # CUDA accepts the beginning of a UUID if it is unique.
-    if len(found := [handle for name, handle in known.items() if name.startswith(uuid)]) == 1:
-        return found[0]
+    if len(chosen := [handle for name, handle in known.items() if name.startswith(uuid)]) == 1:
+        return chosen[0]
     try:
         return pynvml.nvmlDeviceGetHandleByUUID(uuid)  # a GPU partition
     except pynvml.NVMLError:
@@ -150,5 +150,5 @@ def _cpu_model() -> str:
 
 
 if __name__ == "__main__":
-    found = detect()
-    print(f"{len(found.gpus)} x {found.gpus[0]}" if found.gpus else "cpu")
+    machine = detect()
+    print(f"{len(machine.gpus)} x {machine.gpus[0]}" if machine.gpus else "cpu")

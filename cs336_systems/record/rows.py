@@ -212,10 +212,10 @@ def _check_digest(path: Path) -> None:
         raise ValueError(
             f"{digest_file}: begins with {written[:40]!r}; allowed: the SHA-256 of {path.name} in hexadecimal"
         )
-    found = _digest(path.read_bytes())
-    if found != written:
+    digest = _digest(path.read_bytes())
+    if digest != written:
         raise ValueError(
-            f"{path}: changed since it was written: its SHA-256 is {found}, but {digest_file.name} has {written}"
+            f"{path}: changed since it was written: its SHA-256 is {digest}, but {digest_file.name} has {written}"
         )
 
 
@@ -224,8 +224,8 @@ def _check_one_gpu_model(rows: Sequence[Row], places: Iterable[str]) -> None:
     for row, place in zip(rows, places, strict=True):
         first_with.setdefault(row.gpu, place)
     if len(first_with) > 1:
-        found = " and ".join(f"{gpu or 'no GPU'} ({place})" for gpu, place in first_with.items())
-        raise ValueError(f"one table would hold rows from two GPU models: {found}; allowed: one model per folder")
+        models = " and ".join(f"{gpu or 'no GPU'} ({place})" for gpu, place in first_with.items())
+        raise ValueError(f"one table would hold rows from two GPU models: {models}; allowed: one model per folder")
 
 
 def _to_csv(path: Path, experiment: type[Experiment], rows: Sequence[Row]) -> bytes:

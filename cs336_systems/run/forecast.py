@@ -179,14 +179,14 @@ def read_taken(experiment: str, rows: Path = ROWS) -> dict[tuple[str, ...], Take
     kind = EXPERIMENTS[experiment]
     older = {key: str(value) for key, value in kind.added_later.items()}
     names, of_time = parameters(kind), set(timed(kind))
-    found: dict[tuple[str, ...], Taken] = {}
+    taken_by_cell: dict[tuple[str, ...], Taken] = {}
     for path in sorted((rows / experiment).glob("*.csv")):
         with path.open(newline="", encoding="utf-8") as file:
             for line in csv.DictReader(file):
                 if line["status"] != "ok" or line["metric"] not in (WALL, PEAK, *of_time):
                     continue
                 values = older | line
-                taken = found.setdefault((experiment, *(values[name] for name in names)), Taken())
+                taken = taken_by_cell.setdefault((experiment, *(values[name] for name in names)), Taken())
                 mean = float(line["mean"])
                 if line["metric"] == WALL:
                     taken.wall = mean
@@ -194,7 +194,7 @@ def read_taken(experiment: str, rows: Path = ROWS) -> dict[tuple[str, ...], Take
                     taken.peak = max(taken.peak, mean * MIB)
                 else:
                     taken.timed.append((int(line["n"]), mean * SECONDS[line["unit"]]))
-    return found
+    return taken_by_cell
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -70,7 +70,7 @@ def relaunch(command: Sequence[str], kept: Path, timeout: float, code: str = "")
 
 def launch_digest(command: Sequence[str], code: str) -> str:
     """Digest of everything that determines a launch: command, code, machine and installed packages."""
-    installed = sorted({f"{found.name} {found.version}" for found in importlib.metadata.distributions()})
+    installed = sorted({f"{package.name} {package.version}" for package in importlib.metadata.distributions()})
     try:
         machine = astuple(detect())
     except ValueError:  # which the job reports itself

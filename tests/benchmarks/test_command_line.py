@@ -25,12 +25,12 @@ from cs336_systems.run.kept_cells import KEPT, add_cell, measured_cells, out_of_
 from tests.samples import ROOT, mistakes
 
 
-@pytest.mark.parametrize(("experiment", "arguments", "complaint"), mistakes("commands"))
-def test_a_bad_value_ends_in_a_sentence_and_status_two(command, capsys, experiment, arguments, complaint):
+@pytest.mark.parametrize(("experiment", "arguments", "message"), mistakes("commands"))
+def test_a_bad_value_ends_in_a_sentence_and_status_two(command, capsys, experiment, arguments, message):
     with pytest.raises(SystemExit) as status:
         command(experiment, *arguments.split())
     assert status.value.code == 2
-    assert complaint in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

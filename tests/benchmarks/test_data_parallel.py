@@ -12,8 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
-from cs336_systems.benchmarks.comparison import agreement
-from cs336_systems.benchmarks.comparison import trial as comparison_trial
+from cs336_systems.benchmarks.comparison import agreement, contender_runs
 from cs336_systems.benchmarks.comparison.agreement import (
     available_on_all_ranks,
     check_memory,
@@ -22,8 +21,8 @@ from cs336_systems.benchmarks.comparison.agreement import (
     together,
 )
 from cs336_systems.benchmarks.comparison.builders import data_parallel as builders
+from cs336_systems.benchmarks.comparison.contender_runs import ContenderRuns
 from cs336_systems.benchmarks.comparison.measure import contenders_of
-from cs336_systems.benchmarks.comparison.trial import Trial
 from cs336_systems.benchmarks.runner import CompilerFailure
 from cs336_systems.experiments.contender import Declared
 from cs336_systems.experiments.data_parallel import CONTENDERS, PHASE_STEPS, PHASES, DataParallelTraining
@@ -115,9 +114,9 @@ def test_what_a_cpu_cannot_tell_is_said_once(rows):
             assert not of(rows, metric)
 
 
-def make_trial(device, **changes):
+def make_runs(device, **changes):
     torch.manual_seed(3)
-    return Trial(replace(CELL, **changes), device)
+    return ContenderRuns(replace(CELL, **changes), device)
 
 
 def find(wrapper):
@@ -141,21 +140,21 @@ def test_no_contender_leaves_a_trace(device):
         started.append(weakref.ref(model))
         return comparison_start(contender, model, *rest, **hyperparameters)
 
-    comparison_start = comparison_trial.start
+    comparison_start = contender_runs.start
     with (
         mock.patch.object(torch, "compile", lambda call: whole(call, backend="aot_eager")),  # in seconds
-        mock.patch.object(comparison_trial, "start", start),
+        mock.patch.object(contender_runs, "start", start),
         quick_collections(),
         no_garbage_collection(),
     ):
-        trial = make_trial(device, compiled=True)
+        runs = make_runs(device, compiled=True)
         groups = len(dist.distributed_c10d._world.pg_map)
         with torch._dynamo.config.patch(error_on_recompile=True):
-            for contender in [*contenders_of(trial.cell)[1:], find("none")]:
+            for contender in [*contenders_of(runs.cell)[1:], find("none")]:
                 exact = 0 if contender.name == "none" else 2**-20
-                with mock.patch.object(comparison_trial, "TOLERANCE", exact):
+                with mock.patch.object(contender_runs, "TOLERANCE", exact):
                     try:
-                        trial.check(contender)
+                        runs.check(contender)
                     except Unavailable:
                         assert contender.name == "symmetric_memory"
     left = [group.group_desc for group in dist.distributed_c10d._world.pg_map]
@@ -170,10 +169,10 @@ def test_no_contender_leaves_a_trace(device):
 
 @on_all_ranks
 def test_a_step_is_timed_by_the_slowest_rank(device):
-    trial = make_trial(device)
+    runs = make_runs(device)
     laps = [[1.0, 4.0], [2.0, 3.0]]
-    with mock.patch.object(comparison_trial, "time_steps", return_value=laps[dist.get_rank()]):
-        assert trial.turn(find("naive")).seconds == [2.0, 4.0]
+    with mock.patch.object(contender_runs, "time_steps", return_value=laps[dist.get_rank()]):
+        assert runs.turn(find("naive")).seconds == [2.0, 4.0]
 
 
 class Apart(NaiveDataParallel):
@@ -204,18 +203,18 @@ summing = partial(builders.whole, wrap=Summing)
 )
 @on_all_ranks
 def test_what_is_wrong_at_the_size_that_is_timed_is_not_timed(device, wrap, why):
-    trial = make_trial(device)
+    runs = make_runs(device)
     with pytest.raises(AssertionError, match=why):
-        trial._check_gradients(new(wrap))
+        runs._check_gradients(new(wrap))
     with pytest.raises(Unavailable, match="not timed: "):
-        trial._check_gradients(new(wrap, foreign=True))
+        runs._check_gradients(new(wrap, foreign=True))
 
 
 @on_all_ranks
 def test_what_a_model_draws_is_no_error(device):
-    trial = make_trial(device, model="tests.support.models:DropoutLM")
-    trial.check(find("none"))
-    trial.check(find("naive"))
+    runs = make_runs(device, model="tests.support.models:DropoutLM")
+    runs.check(find("none"))
+    runs.check(find("naive"))
 
 
 def on_rank_1(error):
@@ -261,4 +260,4 @@ def test_memory_that_runs_out_among_others_is_no_result():
 @on_all_ranks
 def test_a_model_without_blocks_is_not_compiled_one_by_one(device):
     with pytest.raises(Unavailable, match=r"^ConvolutionLM has no `blocks`"):
-        make_trial(device, compiled=True, model="tests.support.models:ConvolutionLM")
+        make_runs(device, compiled=True, model="tests.support.models:ConvolutionLM")

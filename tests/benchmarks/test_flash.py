@@ -72,7 +72,7 @@ def test_a_users_own_that_is_wrong_has_a_reason_instead(launch, path, status, me
 
 
 @pytest.mark.parametrize(
-    ("implementation", "complaint"),
+    ("implementation", "message"),
     [
         (
             "tritn",
@@ -84,11 +84,11 @@ def test_a_users_own_that_is_wrong_has_a_reason_instead(launch, path, status, me
         ("mine=math:sqrt", "mine=math:sqrt cannot be called: "),
     ],
 )
-def test_what_is_no_attention_is_one_sentence(command, capsys, implementation, complaint):
+def test_what_is_no_attention_is_one_sentence(command, capsys, implementation, message):
     with pytest.raises(SystemExit) as status:
         command("flash", "--implementation", implementation)
     assert status.value.code == 2
-    assert capsys.readouterr().err.startswith(f"flash: {complaint}")
+    assert capsys.readouterr().err.startswith(f"flash: {message}")
 
 
 def test_help_lists_the_registry(capsys, monkeypatch):

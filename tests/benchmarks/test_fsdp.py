@@ -8,10 +8,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from cs336_systems.benchmarks.comparison import agreement, gathers
+from cs336_systems.benchmarks.comparison.contender_runs import SLACK, ContenderRuns
 from cs336_systems.benchmarks.comparison.measure import measure
 from cs336_systems.benchmarks.comparison.profile import Profile, profile_rows
 from cs336_systems.benchmarks.comparison.training import run
-from cs336_systems.benchmarks.comparison.trial import SLACK, Trial
 from cs336_systems.experiments.data_parallel import BASELINE, PHASE_STEPS, PHASES
 from cs336_systems.experiments.fsdp import CONTENDERS, FullyShardedTraining
 from cs336_systems.measure.overlap import ALL_GATHER, REDUCE_SCATTER, DeviceEvent
@@ -51,11 +51,11 @@ def test_a_launch_measures_what_is_planned(device, launch_ranks):
 @on_all_ranks
 def test_bf16_is_that_of_the_weights_where_they_are_sharded(device):
     cell = replace(CELL, precision="bf16")
-    trial = Trial(cell, device)
+    runs = ContenderRuns(cell, device)
     for contender in CONTENDERS:
-        trial.check(contender)  # the launch's is fp32
+        runs.check(contender)  # the launch's is fp32
         seen = []
-        training = trial._start(contender)
+        training = runs._start(contender)
         model = training.model
         model.final_norm.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0].dtype))
         model.lm_head.register_forward_hook(lambda *parts, seen=seen: seen.append(parts[-1].dtype))
@@ -99,11 +99,11 @@ def numbers_there(unit):
 
 @on_all_ranks
 def test_marks_are_before_and_after_the_wait_for_each_unit(device):
-    trial = Trial(CELL, device)
+    runs = ContenderRuns(CELL, device)
     for contender in CONTENDERS:
         if contender.name not in UNITS:
             continue
-        training = trial._start(contender)
+        training = runs._start(contender)
         run(training.phases)
         units, seen = gathers.units_of(training), []
 

@@ -16,8 +16,8 @@ from torch.optim import AdamW
 from cs336_systems.accounting import contenders as contenders_accounting
 from cs336_systems.accounting.contenders import Sent, differences
 from cs336_systems.benchmarks.comparison.builders import data_parallel as builders
+from cs336_systems.benchmarks.comparison.contender_runs import ContenderRuns
 from cs336_systems.benchmarks.comparison.observed import Watch
-from cs336_systems.benchmarks.comparison.trial import Trial
 from cs336_systems.experiments.base import make_cell
 from cs336_systems.experiments.data_parallel import CONTENDERS
 from cs336_systems.experiments.registry import EXPERIMENTS
@@ -113,9 +113,9 @@ WRONG = {
 IN_BF16 = ("weights in fp32", "one unit")
 
 
-def make_trial(device, experiment="data_parallel", **changes):
+def make_runs(device, experiment="data_parallel", **changes):
     torch.manual_seed(3)
-    return Trial(make_cell(EXPERIMENTS[experiment], SHAPE | ROUNDS | changes), device)
+    return ContenderRuns(make_cell(EXPERIMENTS[experiment], SHAPE | ROUNDS | changes), device)
 
 
 def find(experiment, key):
@@ -126,7 +126,7 @@ def find(experiment, key):
 @on_all_ranks
 def test_what_does_something_else_than_it_declares_is_not_timed(device, wrong):
     experiment, label, what, why = WRONG[wrong]
-    trial = make_trial(device, experiment, precision="bf16" if wrong in IN_BF16 else "fp32")
+    runs = make_runs(device, experiment, precision="bf16" if wrong in IN_BF16 else "fp32")
     contender = find(experiment, label)
     if isinstance(what, str):
         contender = replace(contender, builder=find(experiment, what).builder)
@@ -134,28 +134,28 @@ def test_what_does_something_else_than_it_declares_is_not_timed(device, wrong):
     else:
         built = mock.patch("cs336_systems.benchmarks.comparison.builders.own.load_path", return_value=what)
     with built, pytest.raises(Unavailable, match=r"^not timed: it ") as raised:
-        trial.turn(contender)
+        runs.turn(contender)
     assert why in str(raised.value)
-    assert not trial.witness.seen
+    assert not runs.observer.observed
 
 
 @on_all_ranks
 def test_a_baseline_that_trains_on_less_is_not_timed(device):
-    trial = make_trial(device)
-    with mock.patch.object(trial, "tokens", trial.tokens[:1]), pytest.raises(Unavailable, match=r"7 tokens .* has 21"):
-        trial.turn(CONTENDERS[0])
-    trial.turn(CONTENDERS[0])
-    assert [*trial.witness.seen] == [CONTENDERS[0]]
+    runs = make_runs(device)
+    with mock.patch.object(runs, "tokens", runs.tokens[:1]), pytest.raises(Unavailable, match=r"7 tokens .* has 21"):
+        runs.turn(CONTENDERS[0])
+    runs.turn(CONTENDERS[0])
+    assert [*runs.observer.observed] == [CONTENDERS[0]]
 
 
 @on_all_ranks
 def test_other_models_are_held_to_what_needs_no_closed_form(device):
-    trial = make_trial(device, model="tests.support.models:ConvolutionLM")
+    runs = make_runs(device, model="tests.support.models:ConvolutionLM")
     baseline, naive, flat, *_ = CONTENDERS
     for contender in (baseline, replace(naive, builder=flat.builder)):
-        trial.turn(contender)
+        runs.turn(contender)
     with pytest.raises(Unavailable, match="it sends 1 × all_reduce in synchronization, and none declared"):
-        trial.turn(replace(baseline, title="flat", builder=flat.builder))
+        runs.turn(replace(baseline, title="flat", builder=flat.builder))
 
 
 def test_closed_forms_of_sharded_buckets_know_their_settings():

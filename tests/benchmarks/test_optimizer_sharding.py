@@ -9,9 +9,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from cs336_systems.benchmarks.comparison.agreement import free_memory
+from cs336_systems.benchmarks.comparison.contender_runs import ContenderRuns
 from cs336_systems.benchmarks.comparison.measure import measure
 from cs336_systems.benchmarks.comparison.memory import storage_bytes
-from cs336_systems.benchmarks.comparison.trial import Trial
 from cs336_systems.experiments.contender import Contender
 from cs336_systems.experiments.optimizer_sharding import CONTENDERS, MOMENTS, OptimizerSharding
 from cs336_systems.parallel import symmetric_memory_optimizer
@@ -95,10 +95,10 @@ def test_a_check_leaves_no_trace(device):
     """Neither of the contenders, all of which it passes, nor in the numbers that are drawn after it."""
     from torch.distributed.optim import ZeroRedundancyOptimizer  # warns of its own imports
 
-    trial = Trial(replace(CELL, precision="bf16"), device)  # the launch's is fp32
+    runs = ContenderRuns(replace(CELL, precision="bf16"), device)  # the launch's is fp32
     drawn = torch.get_rng_state()
     for contender in CONTENDERS:
-        trial.check(contender)
+        runs.check(contender)
     assert torch.equal(torch.get_rng_state(), drawn)
     free_memory(device)
     left = (DistributedDataParallel, ZeroRedundancyOptimizer)

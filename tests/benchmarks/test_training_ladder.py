@@ -1,4 +1,4 @@
-"""The training ladder: its rungs do the same work, its floor is that of a step, and a rung lost costs no other."""
+"""The training ladder: its rungs do the same work, so do a step's parts alone, and a rung lost costs no other."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cs336_systems.accounting.transformer import matmul_flops
 from cs336_systems.benchmarks import training_ladder
-from cs336_systems.benchmarks.ladder import floor, learning, steps, sustained
+from cs336_systems.benchmarks.ladder import learning, parts_alone, steps, sustained
 from cs336_systems.experiments.training_ladder import (
     ALONE,
     CHECKPOINT,
@@ -71,10 +71,10 @@ def test_rows_say_what_ran_and_why_something_did_not(launch):
     types = {"fp32": ("float32", "float32"), "autocast": ("float32", "bfloat16"), "bf16": ("bfloat16", "bfloat16")}
     found_types = {name: (weights[name].value, queries[name].value) for name in HERE}
     assert found_types == {name: types[RUNGS[name].precision] for name in HERE}
-    floors = {row.details["work"]: row for row in found if row.metric == "floor"}
-    assert floors.pop("FP8 matmuls").message == "a CUDA graph needs a CUDA device"
-    assert floors.keys() == {"matmuls", "attention", "update", "norms and elementwise"}
-    assert min(row.mean for row in floors.values()) > 0
+    alone = {row.details["work"]: row for row in found if row.metric == "floor"}
+    assert alone.pop("FP8 matmuls").message == "a CUDA graph needs a CUDA device"
+    assert alone.keys() == {"matmuls", "attention", "update", "norms and elementwise"}
+    assert min(row.mean for row in alone.values()) > 0
 
 
 @pytest.mark.numeric
@@ -176,13 +176,13 @@ def test_what_a_device_lacks_is_said(monkeypatch):
         steps.require(RUNGS["fp8"], torch.device("cuda"))
 
 
-@pytest.mark.parametrize("kind", [floor.ProductTensors, floor.Fp8ProductTensors])
-def test_the_floors_matmuls_are_those_of_a_step(kind):
+@pytest.mark.parametrize("kind", [parts_alone.ProductTensors, parts_alone.Fp8ProductTensors])
+def test_the_matmuls_alone_are_those_of_a_step(kind):
     step = TOP.setting({"size": "nano", "batch_size": 2, "context": 16, "vocab_size": 40})
     with FlopCounterMode(display=False) as counted:
-        floor.time_matmuls(step, CPU, kind)
+        parts_alone.time_matmuls(step, CPU, kind)
     once = 3 * matmul_flops(step.shape, step.vocab_size, step.tokens)
-    assert counted.get_total_flops() == (floor.WARMUP + floor.REPEATS) * once
+    assert counted.get_total_flops() == (parts_alone.WARMUP + parts_alone.REPEATS) * once
 
 
 def test_the_data_have_the_entropy_that_is_said():

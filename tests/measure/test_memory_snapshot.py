@@ -23,18 +23,18 @@ def command(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--size", "nanoo"], "size is 'nanoo'; allowed: nano, micro, "),
         (["--size", "nano", "micro"], "2 steps are described; allowed: one value of each parameter"),
     ],
 )
-def test_bad_input_is_answered_in_one_sentence(command, capsys, arguments, told):
+def test_bad_input_is_answered_in_one_sentence(command, capsys, arguments, message):
     with pytest.raises(SystemExit) as status:
         command(*arguments)
     assert status.value.code == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"memory_snapshot: {told}")
+    assert error.startswith(f"memory_snapshot: {message}")
     assert error.count("\n") == 1
     assert not command.output.exists()
 

@@ -25,7 +25,7 @@ def zipped(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
+    ("content", "message"),
     [
         (b"", "not a complete trace file"),
         (EAGER[:-1000], "not a complete trace file (its end is missing)"),
@@ -44,11 +44,11 @@ def zipped(content: bytes) -> bytes:
         (None, "not a complete trace file ([Errno 2] No such file"),
     ],
 )
-def test_anything_else_is_refused_with_its_name(tmp_path, content, complaint):
+def test_anything_else_is_refused_with_its_name(tmp_path, content, message):
     path = tmp_path / "step.json.gz"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ValueError, match=re.escape(f"{path}: {complaint}")) as error:
+    with pytest.raises(ValueError, match=re.escape(f"{path}: {message}")) as error:
         draw(trace=str(path), output=str(tmp_path / "figure.svg"))
     assert "\n" not in str(error.value)
 

@@ -117,7 +117,7 @@ def test_what_a_killed_job_left_is_written_over(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("output", "complaint"),
+    ("output", "message"),
     [
         ("folder", "which is a folder; allowed: a file"),
         ("pipe", "which is a device or a pipe; allowed: a file"),
@@ -126,11 +126,11 @@ def test_what_a_killed_job_left_is_written_over(tmp_path):
         ("/proc/nowhere/a.csv", "where no file can be written (No such file or directory"),
     ],
 )
-def test_where_nothing_can_be_written_is_said_before_anything_is_measured(tmp_path, output, complaint):
+def test_where_nothing_can_be_written_is_said_before_anything_is_measured(tmp_path, output, message):
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=re.escape(complaint)) as error, reserved(tmp_path / output, cells=1):
+    with pytest.raises(ValueError, match=re.escape(message)) as error, reserved(tmp_path / output, cells=1):
         raise AssertionError
     assert "\n" not in str(error.value)
     assert {path.name for path in tmp_path.rglob("*")} == {"folder", "pipe", "file"}
@@ -171,20 +171,20 @@ def rewrite(path, values):
 
 
 @pytest.mark.parametrize(
-    ("values", "complaint"),
+    ("values", "message"),
     [*mistakes("rows"), ({"utc": TOMORROW}, "line 2: utc is '.*', which is in the future")],
 )
-def test_a_wrong_file_is_named_with_its_fault(tmp_path, values, complaint):
+def test_a_wrong_file_is_named_with_its_fault(tmp_path, values, message):
     path = tmp_path / "a.csv"
     write_job(path, EndToEnd, ROWS[:1])
     rewrite(path, values)
-    with pytest.raises(ValueError, match=complaint) as error:
+    with pytest.raises(ValueError, match=message) as error:
         read_jobs(EndToEnd, [path])
     assert str(path) in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("change", "message"),
     [
         (lambda text: text.replace("\n", ",\n"), "line 1: column '' is unknown here"),
         (lambda text: text.replace(",size", ",experiment,size"), "line 1: column 'experiment' is duplicated"),
@@ -195,18 +195,18 @@ def test_a_wrong_file_is_named_with_its_fault(tmp_path, values, complaint):
         (lambda text: "", "column 'experiment' is missing"),
     ],
 )
-def test_a_damaged_file_is_named_with_its_line(tmp_path, change, complaint):
+def test_a_damaged_file_is_named_with_its_line(tmp_path, change, message):
     path = tmp_path / "a.csv"
     write_job(path, EndToEnd, ROWS[:1])
     path.write_text(change(path.read_text()))
     seal(path)
-    with pytest.raises(ValueError, match=complaint) as error:
+    with pytest.raises(ValueError, match=message) as error:
         read_jobs(EndToEnd, [path])
     assert str(path) in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("changes", "complaint"),
+    ("changes", "message"),
     [
         ({"mean": 3.5}, "mean is 3.5; allowed: within 0.* of the median, 2.5, given std and n"),
         ({"std": 0.0}, "mean is 2.25; allowed: within 0 of the median"),
@@ -215,9 +215,9 @@ def test_a_damaged_file_is_named_with_its_line(tmp_path, change, complaint):
         ({"n": 1}, "n is 1; planned: 3"),
     ],
 )
-def test_statistics_that_no_samples_have_are_refused_without_samples(tmp_path, changes, complaint):
+def test_statistics_that_no_samples_have_are_refused_without_samples(tmp_path, changes, message):
     measurement = dataclasses.replace(summarize("step", "ms", TIMES), samples="", **changes)
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(ValueError, match=message):
         write_job(tmp_path / "a.csv", EndToEnd, [make_row(CELL, measurement, provenance())])
     assert not list(tmp_path.iterdir())
 
@@ -298,12 +298,12 @@ def test_details_tell_rows_of_one_metric_apart(tmp_path):
         read_jobs(Detailed, [path])
 
 
-@pytest.mark.parametrize(("experiment", "details", "complaint"), mistakes("details"))
-def test_a_detail_that_no_row_has_is_named(tmp_path, experiment, details, complaint):
+@pytest.mark.parametrize(("experiment", "details", "message"), mistakes("details"))
+def test_a_detail_that_no_row_has_is_named(tmp_path, experiment, details, message):
     kind = EXPERIMENTS[experiment]
     metric = next(name for name, unit in kind.metrics.items() if unit == "ms")
     row = make_row(kind(), summarize(metric, "ms", [1.0], details=details), provenance())
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(ValueError, match=message):
         write_job(tmp_path / "a.csv", kind, [row])
 
 

@@ -97,9 +97,9 @@ def require_attention(
         refuse(f"its o is {what}, but q has shape {list(inputs[0].shape)}", foreign=foreign)
     grad_o = torch.randn_like(inputs[0], requires_grad=False)
     gradients = torch.autograd.grad(o, inputs, grad_o)
-    found = dict(zip(("o", "dq", "dk", "dv"), (o.detach(), *gradients), strict=True))
+    results = dict(zip(("o", "dq", "dk", "dv"), (o.detach(), *gradients), strict=True))
     require_unchanged(inputs, before, foreign=foreign)
-    return require_close(found, [*before, grad_o], is_causal=is_causal, foreign=foreign, tolerance=tolerance)
+    return require_close(results, [*before, grad_o], is_causal=is_causal, foreign=foreign, tolerance=tolerance)
 
 
 def require_unchanged(inputs: Sequence[Tensor], before: Sequence[Tensor], *, foreign: bool) -> None:
@@ -115,7 +115,7 @@ def require_unchanged(inputs: Sequence[Tensor], before: Sequence[Tensor], *, for
 
 
 def require_close(
-    found: Mapping[str, Tensor],
+    results: Mapping[str, Tensor],
     inputs: Sequence[Tensor],
     *,
     is_causal: bool,
@@ -126,7 +126,7 @@ def require_close(
     """Compare some of o, dq, dk and dv with float64.
 
     Args:
-        found: results by name.
+        results: some of o, dq, dk and dv by name.
         inputs: q, k, v and the gradient of the output.
         is_causal: whether attention is causal.
         foreign: whether a third-party library made them.
@@ -142,11 +142,11 @@ def require_close(
     """
     dtype = inputs[0].dtype
     if heads is not None:
-        found = {name: x.flatten(0, -3)[heads] for name, x in found.items()}
+        results = {name: x.flatten(0, -3)[heads] for name, x in results.items()}
         inputs = [x.flatten(0, -3)[heads] for x in inputs]
     exact = dict(zip(("o", "dq", "dk", "dv"), exact_attention(*inputs, is_causal=is_causal), strict=True))
     largest = 0.0
-    for name, result in found.items():
+    for name, result in results.items():
         if result.dtype != dtype:
             refuse(f"its {name} is {result.dtype}, but its inputs are {dtype}", foreign=foreign)
         worst = largest_error(result, exact[name], inputs[3])
@@ -178,13 +178,13 @@ class Worst(NamedTuple):
         return f"largest in {head}rows {self.first} to {self.last}"
 
 
-def largest_error(found: Tensor, exact: Tensor, grad_o: Tensor) -> Worst:
+def largest_error(result: Tensor, exact: Tensor, grad_o: Tensor) -> Worst:
     """Find the largest error among parts of a few rows, relative to each part's norm.
 
     Gradients that cancel out, such as those of a query that sees one key, are compared with the norms of their terms.
     """
     rows = exact.shape[-2]
-    parts = [x.tensor_split(max(1, rows // PART), dim=-2) for x in (found, exact, grad_o)]
+    parts = [x.tensor_split(max(1, rows // PART), dim=-2) for x in (result, exact, grad_o)]
     errors = torch.stack(
         [_relative_errors(x, right, gradient, rows) for x, right, gradient in zip(*parts, strict=True)]
     )
@@ -194,7 +194,7 @@ def largest_error(found: Tensor, exact: Tensor, grad_o: Tensor) -> Worst:
     return Worst(float(errors[part, head]), head, errors.shape[1], first, first + lengths[part] - 1)
 
 
-def _relative_errors(found: Tensor, exact: Tensor, grad_o: Tensor, rows: int) -> Tensor:
+def _relative_errors(result: Tensor, exact: Tensor, grad_o: Tensor, rows: int) -> Tensor:
     """Relative errors of one part, [batch x heads]."""
     norm, terms = (x.double().norm(dim=(-2, -1)) for x in (exact, grad_o))
-    return ((found.double() - exact).norm(dim=(-2, -1)) / (norm + terms / rows)).flatten()
+    return ((result.double() - exact).norm(dim=(-2, -1)) / (norm + terms / rows)).flatten()

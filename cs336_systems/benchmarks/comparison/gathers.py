@@ -41,10 +41,10 @@ def forward_rows(
         for unit in units
         for first in (True, False)
     ]
-    found = profile_step({"forward": forward}, device)
+    profile = profile_step({"forward": forward}, device)
     for hook in hooks:
         hook.remove()
-    return describe_forward(found.events, found.milliseconds, len(units), details)
+    return describe_forward(profile.events, profile.milliseconds, len(units), details)
 
 
 def describe_forward(

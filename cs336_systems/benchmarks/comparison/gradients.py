@@ -40,8 +40,8 @@ def largest_error(model: nn.Module, own: Mapping[str, Tensor], *, averaged: bool
         exact = mine.double()
         if averaged:
             dist.all_reduce(exact, dist.ReduceOp.AVG)
-        found = parameters[name].grad
-        errors[name] = relative(exact if found is None else found - exact, exact)
+        gradient = parameters[name].grad
+        errors[name] = relative(exact if gradient is None else gradient - exact, exact)
     return largest(errors, exact.device)
 
 

@@ -7,9 +7,9 @@ import torch
 
 from cs336_systems.benchmarks.comparison.agreement import available_on_all_ranks, quick_collections, together
 from cs336_systems.benchmarks.comparison.builders.own import own_contenders
+from cs336_systems.benchmarks.comparison.contender_runs import ContenderRuns
 from cs336_systems.benchmarks.comparison.originals import left_alone, originals, restore
 from cs336_systems.benchmarks.comparison.rounds import take_turns
-from cs336_systems.benchmarks.comparison.trial import Trial
 from cs336_systems.benchmarks.comparison.turns import not_known, summarize_turns
 from cs336_systems.experiments.contender import Declared
 from cs336_systems.experiments.data_parallel import BASELINE
@@ -36,10 +36,10 @@ def measure(cell: Any, device: torch.device) -> list[Measurement]:
     contenders = contenders_of(cell)
     if any(contender.own for contender in contenders):
         restore()  # what their modules replaced at import
-    trial = Trial(cell, device)
+    runs = ContenderRuns(cell, device)
     with quick_collections(), together():
-        turns, refused = take_turns(contenders, cell.rounds, agreed(trial.check), agreed(trial.turn))
-        inspected, not_inspected = take_turns(turns, 1, lambda _: None, agreed(trial.inspect))
+        turns, refused = take_turns(contenders, cell.rounds, agreed(runs.check), agreed(runs.turn))
+        inspected, not_inspected = take_turns(turns, 1, lambda _: None, agreed(runs.inspect))
     refused |= not_inspected
     if not inspected:
         raise Unavailable(next(iter(refused.values())))
@@ -48,13 +48,13 @@ def measure(cell: Any, device: torch.device) -> list[Measurement]:
         row
         for contender, (of_inspection,) in inspected.items()
         for row in (
-            *summarize_turns(turns[contender], baseline, type(cell), device, trial.details(contender)),
+            *summarize_turns(turns[contender], baseline, type(cell), device, runs.details(contender)),
             *of_inspection,
         )
     ]
     if device.type != "cuda":
         rows += [not_known(type(cell), metric, why) for metric, why in ON_CUDA.items() if metric in cell.metrics]
-    lost = [not_known(type(cell), "step", why, trial.details(contender)) for contender, why in refused.items()]
+    lost = [not_known(type(cell), "step", why, runs.details(contender)) for contender, why in refused.items()]
     return [*rows, *lost]
 
 

@@ -155,9 +155,9 @@ class NewInputs:
     def _compare(self, name: str, results: Sequence[Tensor], given: Sequence[Tensor]) -> None:
         """Compare the results of a pass."""
         require_unchanged([*self.inputs, self.grad_o], given, foreign=True)
-        found = dict(zip(PASSES[name], results, strict=True))
+        by_name = dict(zip(PASSES[name], results, strict=True))
         require_close(
-            found, given, is_causal=self.is_causal, foreign=True, heads=self._some_heads(), tolerance=OF_USERS
+            by_name, given, is_causal=self.is_causal, foreign=True, heads=self._some_heads(), tolerance=OF_USERS
         )
 
     def _some_heads(self) -> list[int]:

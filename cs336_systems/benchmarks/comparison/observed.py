@@ -105,7 +105,7 @@ def written_by(func: Any, args: Any, kwargs: Any, result: Any) -> int:
     results = result if len(schema.returns) > 1 else (result,)
     given = [*args, *(kwargs.get(argument.name) for argument in schema.arguments[len(args) :])]
     changed = [value for argument, value in zip(schema.arguments, given, strict=True) if writes(argument)]
-    made = [value for found, value in zip(schema.returns, results, strict=False) if found.alias_info is None]
+    made = [value for returned, value in zip(schema.returns, results, strict=False) if returned.alias_info is None]
     return bytes_of([changed, made])
 
 
@@ -145,11 +145,11 @@ def observe(training: Training, device: torch.device) -> Observed:
     )
 
 
-class Witness:
+class Observer:
     """Observes each contender once, and rejects contenders that deviate from their declaration."""
 
     def __init__(self, cell: Any, gradient_bytes: int, device: torch.device, alone: Watch | None):
-        """Make a witness for the contenders of a cell.
+        """Prepare to observe the contenders of a cell.
 
         Args:
             cell: a cell of an experiment on several ranks.
@@ -162,48 +162,48 @@ class Witness:
         self.gradient_bytes = gradient_bytes
         self.device = device
         self.alone = alone
-        self.seen: dict[Declared, Observed] = {}
+        self.observed: dict[Declared, Observed] = {}
 
-    def see(self, contender: Declared, training: Training) -> None:
+    def check(self, contender: Declared, training: Training) -> None:
         """Observe a contender in its first turn. All ranks call it.
 
         Raises:
             Unavailable: on all ranks, if the contender deviates from its declaration on any; other contenders continue.
         """
-        if contender in self.seen:
+        if contender in self.observed:
             return
-        found = observe(training, self.device)
-        if why := first_of_all_ranks(next(self._faults(contender, found), "")):
+        observed = observe(training, self.device)
+        if why := first_of_all_ranks(next(self._faults(contender, observed), "")):
             raise Unavailable(f"not timed: {why}")
-        self.seen[contender] = found
+        self.observed[contender] = observed
 
-    def _faults(self, contender: Declared, found: Observed) -> Iterator[str]:
+    def _faults(self, contender: Declared, observed: Observed) -> Iterator[str]:
         cell = self.cell
-        if (tokens := cell.batch_size * cell.context) != found.tokens:
-            yield f"its model sees {found.tokens} tokens in a step, but the batch has {tokens}"
-        if found.weights_stay:
+        if (tokens := cell.batch_size * cell.context) != observed.tokens:
+            yield f"its model sees {observed.tokens} tokens in a step, but the batch has {tokens}"
+        if observed.weights_stay:
             yield "it does not change the weights"
         rounded = 0.5 if cell.precision == "bf16" and not contender.autocasts else 1.0
         known = self.alone is not None or cell.model == type(cell).model
         least = LEAST.get(cell.name, 0.0) * rounded * self.gradient_bytes
-        if contender.own and known and (sent := found.sent[1]) < least:
+        if contender.own and known and (sent := observed.sent[1]) < least:
             yield f"it sends {sent / 1e6:.3g} MB in a step; gradients and weights are at least {least / 1e6:.3g} MB"
         declared = contender.sends(cell)
         if contender.own or (cell.model != type(cell).model and declared):
             return  # It declares nothing, or the closed forms are for this project's model.
-        yield from (f"it sends {difference}" for difference in differences(declared, found.collectives))
+        yield from (f"it sends {difference}" for difference in differences(declared, observed.collectives))
         if self.alone is not None:
-            copies = (found.written - self.alone.written) / self.gradient_bytes
+            copies = (observed.written - self.alone.written) / self.gradient_bytes
             if copies > contender.copies + COPY_SLACK:
                 yield f"it writes all gradients {copies:.1f} additional times; declared: {contender.copies:g}"
 
     def rows(self, contender: Declared, details: Mapping[str, str]) -> Iterator[Measurement]:
         """Make the rows of a contender's observations on this rank."""
-        found = self.seen[contender]
-        each = {f"{part} {what}": numbers for (part, what), numbers in found.collectives.items()}
-        for kind, (count, size) in {"": found.sent, **each}.items():
+        observed = self.observed[contender]
+        each = {f"{part} {what}": numbers for (part, what), numbers in observed.collectives.items()}
+        for kind, (count, size) in {"": observed.sent, **each}.items():
             named = {**details, **({"kind": kind} if kind else {})}
             yield summarize("collectives", "", [count], details=named)
             yield summarize("collective_bytes", "B", [size], details=named)
-        yield summarize("tokens", "", [found.tokens], details=details)
-        yield summarize("written", "B", [found.written], details=details)
+        yield summarize("tokens", "", [observed.tokens], details=details)
+        yield summarize("written", "B", [observed.written], details=details)

@@ -69,8 +69,8 @@ def left_alone() -> Iterator[None]:
 
 
 def _require_left_alone(before: Mapping[str, Any]) -> None:
-    found = [*restore(), *_changed(before)]
-    if why := first_of_all_ranks(next(iter(found), "")):
+    faults = [*restore(), *_changed(before)]
+    if why := first_of_all_ranks(next(iter(faults), "")):
         refuse(why, foreign=True)
 
 

@@ -42,10 +42,10 @@ def profile_rows(profile: Profile, details: Mapping[str, str], *, apart: Sequenc
         details: detail columns of the rows.
         apart: collectives that also get separate rows.
     """
-    found = by_kind(profile.events, apart)
-    computing = found[COMPUTE] + found[OPTIMIZER]
-    sending = {kind: found[kind] for kind in apart}
-    sending[""] = [interval for kind in (COMMUNICATION, *apart) for interval in found[kind]]
+    by_kinds = by_kind(profile.events, apart)
+    computing = by_kinds[COMPUTE] + by_kinds[OPTIMIZER]
+    sending = {kind: by_kinds[kind] for kind in apart}
+    sending[""] = [interval for kind in (COMMUNICATION, *apart) for interval in by_kinds[kind]]
     times = {
         "device_busy": covered(computing + sending[""]),
         "compute": covered(computing),
@@ -56,7 +56,7 @@ def profile_rows(profile: Profile, details: Mapping[str, str], *, apart: Sequenc
         named = {**details, **({"kind": kind} if kind else {})}
         rows.append(summarize("communication", "ms", [covered(intervals)], details=named))
         rows.append(summarize("hidden", "ms", [overlap(computing, intervals)], details=named))
-    for kind, intervals in found.items():
+    for kind, intervals in by_kinds.items():
         parts = shares(intervals, 0, profile.milliseconds, TIMELINE_PARTS)
         rows.append(summarize("timeline", "share", parts, details={**details, "kind": kind}))
     return rows

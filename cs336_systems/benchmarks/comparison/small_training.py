@@ -74,11 +74,11 @@ def require_same_training(contender: Declared, cell: Any, device: torch.device, 
         run(training.careful)
         run(right)
     moved = {name: (before[name], weight.detach()) for name, weight in reference.named_parameters()}
-    found = training.whole_weights()
-    wrong = next(filter(None, (shape_fault(name, found.get(name), there) for name, (_, there) in moved.items())), "")
+    weights = training.whole_weights()
+    wrong = next(filter(None, (shape_fault(name, weights.get(name), there) for name, (_, there) in moved.items())), "")
     if wrong := first_of_all_ranks(wrong):
         refuse(wrong, foreign=not_ours(contender))
-    errors = {name: relative(found[name] - there, there - here) for name, (here, there) in moved.items()}
+    errors = {name: relative(weights[name] - there, there - here) for name, (here, there) in moved.items()}
     name, worst = largest(errors, device)
     if not worst <= TOLERANCE[small.precision]:
         why = f"after {STEPS} steps the change of {name} has a relative error of {worst:.2g} against a single process"
@@ -88,19 +88,19 @@ def require_same_training(contender: Declared, cell: Any, device: torch.device, 
         refuse(wrong, foreign=True)
 
 
-def share_fault(found: Mapping[str, int], alone: Mapping[str, int], experiment: str) -> str:
+def share_fault(held_here: Mapping[str, int], alone: Mapping[str, int], experiment: str) -> str:
     """Describe what a rank holds too much of although ranks should share it; empty if nothing."""
     part, most = MOST_HELD.get(experiment, ("parameters", math.inf))
-    share = found[part] / alone[part]
+    share = held_here[part] / alone[part]
     return f"a rank holds {share:.2g} of all {part.replace('_', ' ')}" if share > most else ""
 
 
-def shape_fault(name: str, found: Tensor | None, right: Tensor) -> str:
+def shape_fault(name: str, weight: Tensor | None, right: Tensor) -> str:
     """Describe why a weight cannot be compared; empty if it can."""
-    if found is None:
+    if weight is None:
         return f"after {STEPS} steps there is no {name}"
-    if found.shape != right.shape:
-        return f"after {STEPS} steps {name} has the shape {tuple(found.shape)}, and one process's {tuple(right.shape)}"
+    if weight.shape != right.shape:
+        return f"after {STEPS} steps {name} has the shape {tuple(weight.shape)}, and one process's {tuple(right.shape)}"
     return ""
 
 

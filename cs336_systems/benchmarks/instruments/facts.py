@@ -29,21 +29,21 @@ def facts(device: torch.device, gpu: str) -> list[Measurement]:
     """Read all facts of a device; unreported ones have a reason."""
     if device.type == "cuda":
         with nvml_device(uuid(device)) as handle:
-            found = read_facts(handle)
+            by_name = read_facts(handle)
     else:
-        found = cpu_facts()
-    return [fact_row(gpu, name, value, reason) for name, (value, reason) in found.items()]
+        by_name = cpu_facts()
+    return [fact_row(gpu, name, value, reason) for name, (value, reason) in by_name.items()]
 
 
 def cpu_facts() -> dict[str, tuple[str, str]]:
     """Read every fact of a CPU: its value as text, or the reason if it has none."""
-    found = {}
+    by_name = {}
     for name, read in CPU_FACTS.items():
         try:
-            found[name] = (str(read()), "")
+            by_name[name] = (str(read()), "")
         except OSError:
-            found[name] = ("", "the operating system does not report it")
-    return found
+            by_name[name] = ("", "the operating system does not report it")
+    return by_name
 
 
 def fact_row(gpu: str, name: str, value: str, reason: str) -> Measurement:

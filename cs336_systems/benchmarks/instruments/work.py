@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from cs336_systems.benchmarks.ladder.floor import captured
+from cs336_systems.benchmarks.ladder.parts_alone import captured
 from cs336_systems.measure.timing import no_garbage_collection, synchronize
 
 SAMPLE_S = 0.01

@@ -62,5 +62,5 @@ def builder_of(contender: Declared, cell: Any) -> Build:
     """Look up the builder of a contender, a function of a model, its entry, the cell and hyperparameters."""
     if contender.own:
         return partial(CALLS[cell.name], own=Adapters(contender.builder))
-    found: Build = load_path(contender.builder)
-    return found
+    build: Build = load_path(contender.builder)
+    return build

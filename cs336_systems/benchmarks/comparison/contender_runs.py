@@ -27,7 +27,7 @@ from cs336_systems.benchmarks.comparison.gradients import (
     some_stay,
 )
 from cs336_systems.benchmarks.comparison.memory import memory_outside, memory_rows
-from cs336_systems.benchmarks.comparison.observed import STEPS_BEFORE, Watch, Witness, watched
+from cs336_systems.benchmarks.comparison.observed import STEPS_BEFORE, Observer, Watch, watched
 from cs336_systems.benchmarks.comparison.profile import profile_rows, profile_step
 from cs336_systems.benchmarks.comparison.reference import (
     NewBatches,
@@ -75,7 +75,7 @@ LEARNING_RATE = 1e-6
 ALONE = Declared(name=BASELINE, title="no communication", builder=f"{BUILDERS}.data_parallel:alone", scheme="alone")
 
 
-class Trial:
+class ContenderRuns:
     """The common batch of a cell's contenders, and their turns.
 
     In addition to steps, phases and collectives, it measures all other metrics of the experiment.
@@ -103,7 +103,7 @@ class Trial:
             alone = None
         else:
             alone, self.gradient_bytes = fits_on_all_ranks(self._rehearse, device)
-        self.witness = Witness(cell, self.gradient_bytes, device, alone)
+        self.observer = Observer(cell, self.gradient_bytes, device, alone)
 
     def _rehearse(self) -> tuple[Watch, int]:
         """Run a single rank's step; return its observations, and the bytes of its gradients."""
@@ -171,7 +171,7 @@ class Trial:
 
     def _turn(self, contender: Declared, training: Training, **around: Callable[[], None]) -> Turn:
         """Run a turn of a new training run; `around` is called before or after each timed step."""
-        self.witness.see(contender, training)
+        self.observer.check(contender, training)
         phases = self._as_timed(training)
         laps = time_steps(phases, self.device, warmup=self.cell.warmup, steps=self.cell.steps, **around)
         del phases  # before the wrapper, as above
@@ -191,7 +191,7 @@ class Trial:
         turn = self._turn(contender, training, before=own.before, after=own.after)
         own.close()
         del training
-        found = own.faults(None if self.replays else self.witness.seen[contender].recorded)
+        faults = own.faults(None if self.replays else self.observer.observed[contender].recorded)
         if self._is_chosen(contender):
             with random_numbers(drawn, self.device):
                 batches.rewind()
@@ -199,8 +199,8 @@ class Trial:
                 right = Notes(training, batches, places, reads=reads, counts=False)
                 around = {"before": right.before, "after": right.after}
                 time_steps(training.phases, self.device, warmup=warmup, steps=self.cell.steps, **around)
-            found = itertools.chain(found, differences(own, right, self.cell.precision))
-        if why := first_of_all_ranks(next(found, "")):
+            faults = itertools.chain(faults, differences(own, right, self.cell.precision))
+        if why := first_of_all_ranks(next(faults, "")):
             refuse(why, foreign=True)
         return replace(turn, peak=max(own.peak, turn.peak))
 
@@ -213,7 +213,7 @@ class Trial:
 
     def _untimed_steps(self, contender: Declared) -> int:
         """Count the steps of a turn before the timed ones."""
-        observed = 0 if contender in self.witness.seen else STEPS_BEFORE + 1
+        observed = 0 if contender in self.observer.observed else STEPS_BEFORE + 1
         return observed + (CALLS_OF_DDP if self.replays else 0) + self.cell.warmup
 
     def _has_room(self, contender: Declared, spare: int) -> bool:
@@ -238,7 +238,7 @@ class Trial:
         rows = memory_rows(training, self.device, base, details) if "held" in metrics else []
         for _ in range(self.cell.warmup):
             run(training.careful)
-        rows += self.witness.rows(contender, details)
+        rows += self.observer.rows(contender, details)
         if "communicated" in metrics and contender.name != BASELINE:
             rows += self._messages(contender, training, details)
         rows += phase_rows(training, self.device, type(self.cell), details, replays=self.replays)
@@ -251,7 +251,7 @@ class Trial:
 
     def _messages(self, contender: Declared, training: Training, details: Mapping[str, str]) -> Iterator[Measurement]:
         """Make rows of a data-parallel wrapper's messages; for a user's wrapper, as observed."""
-        calls, size = self.witness.seen[contender].sent
+        calls, size = self.observer.observed[contender].sent
         sent = size if contender.own else self.gradient_bytes
         messages = calls if contender.own else getattr(training.wrapped, "messages", None)
         yield summarize("communicated", "MB", [sent / MB], details=details)

@@ -37,7 +37,7 @@ FP8_WORK = "FP8 matmuls"
 Call = Callable[[], object]
 
 
-def measure_floor(cell: TrainingLadder, device: torch.device) -> list[Measurement]:
+def measure_parts_alone(cell: TrainingLadder, device: torch.device) -> list[Measurement]:
     """Measure each part of a bf16 and of an FP8 step alone, and the rates that closed forms need."""
     step = TOP.setting(vars(cell))
     rows = []
@@ -53,13 +53,13 @@ def measure_floor(cell: TrainingLadder, device: torch.device) -> list[Measuremen
     seconds = time_replayed(lambda: a @ b, device)
     return [
         *rows,
-        floor_row("norms and elementwise", [all_pass_bytes(step) / speed]),
+        part_row("norms and elementwise", [all_pass_bytes(step) / speed]),
         summarize("copy_speed", "GB/s", [speed / 1e9]),
         summarize("matmul_rate", "TFLOP/s", [2e-12 * side**3 / lap for lap in seconds], details={"work": "fp32"}),
     ]
 
 
-def floor_row(work: str, seconds: list[float]) -> Measurement:
+def part_row(work: str, seconds: list[float]) -> Measurement:
     """Make the row of a part."""
     return summarize("floor", "ms", [1e3 * lap for lap in seconds], details={"work": work})
 
@@ -74,14 +74,14 @@ def fp8_parts(cell: TrainingLadder, device: torch.device, speed: float) -> list[
     step = FP8.setting(vars(cell))
     rounding = step.shape.num_layers * sum(fp8_bytes(step)) / speed
     return [
-        floor_row(FP8_WORK, time_matmuls(step, device, Fp8ProductTensors)),
-        floor_row("FP8 rounding", [rounding]),
+        part_row(FP8_WORK, time_matmuls(step, device, Fp8ProductTensors)),
+        part_row("FP8 rounding", [rounding]),
     ]
 
 
 def matmuls(step: Setting, device: torch.device) -> Iterator[Measurement]:
     """Time all matmuls of a step but attention's."""
-    yield floor_row("matmuls", time_matmuls(step, device, ProductTensors))
+    yield part_row("matmuls", time_matmuls(step, device, ProductTensors))
 
 
 def time_matmuls(step: Setting, device: torch.device, kind: "type[ProductTensors]") -> list[float]:
@@ -175,7 +175,7 @@ def attention(step: Setting, device: torch.device) -> Iterator[Measurement]:
         for _ in range(shape.num_layers):
             torch.autograd.grad(flash_attention(q, k, v, is_causal=True), (q, k, v), gradient)
 
-    yield floor_row("attention", time_replayed(blocks, device))
+    yield part_row("attention", time_replayed(blocks, device))
 
 
 def update(step: Setting, device: torch.device) -> Iterator[Measurement]:
@@ -192,7 +192,7 @@ def update(step: Setting, device: torch.device) -> Iterator[Measurement]:
         parameter.grad = torch.randn_like(parameter)
     optimizer = MasterAdamW(parameters)
     optimizer.prepare()
-    yield floor_row("update", time_replayed(optimizer.step, device))
+    yield part_row("update", time_replayed(optimizer.step, device))
 
 
 def copy_speed(device: torch.device) -> float:
