@@ -31,7 +31,7 @@ def launch(folder, processes, agents, *options):
             f"--nproc-per-node={processes // agents}",
         ],
         *["--rdzv-backend=c10d", f"--rdzv-endpoint={meeting_point}"],
-        *["-m", "cs336_systems.benchmarks.all_reduce", "--processes", str(processes), *options],
+        *["-m", "cs336_systems.benchmarks", "all_reduce", "--processes", str(processes), *options],
         *["--output", str(folder / "rows.csv")],
     ]
     started = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(agents)]
