@@ -6,13 +6,12 @@ Launch: python -m cs336_systems.benchmarks attention --sequence 256 1024 4096 --
 import torch
 from torch import Tensor
 
-from cs336_systems.accounting.units import MIB
 from cs336_systems.attention.plain import plain_attention
 from cs336_systems.benchmarks.comparison.exact_attention import require_close
 from cs336_systems.experiments.attention import Attention
 from cs336_systems.measure.device_busy import device_busy
 from cs336_systems.measure.dtypes import DTYPES
-from cs336_systems.measure.memory import in_use, peak_memory, reset_peak
+from cs336_systems.measure.memory import allocated, in_use, peak_memory, reset_peak
 from cs336_systems.measure.timing import time_phases
 from cs336_systems.record.measurement import Measurement, summarize
 
@@ -48,14 +47,7 @@ def measure(cell: Attention, device: torch.device) -> list[Measurement]:
     return [
         *(summarize(phase, "ms", [1e3 * lap for lap in laps]) for phase, laps in seconds.items()),
         summarize("warmup", "s", [warmup_seconds]),
-        summarize("memory_before_backward", "MiB", [before_backward / MIB])
-        if device.type == "cuda"
-        else Measurement(
-            metric="memory_before_backward",
-            unit="MiB",
-            status="skipped",
-            message="PyTorch counts memory in use only on CUDA devices",
-        ),
+        allocated("memory_before_backward", before_backward, device),
         peak,
         *device_busy(phases, device),
     ]

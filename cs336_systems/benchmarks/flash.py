@@ -46,7 +46,7 @@ from cs336_systems.measure.memory import Unavailable, in_use, peak_memory, reset
 from cs336_systems.measure.profiler import profiling
 from cs336_systems.measure.timing import time_phases
 from cs336_systems.nvidia import uuid
-from cs336_systems.record.measurement import Measurement, summarize
+from cs336_systems.record.measurement import Measurement, skipped, summarize
 
 HOST_ROUNDS, HOST_CALLS = 10, 20
 LEAST_CALLS = 5
@@ -207,7 +207,7 @@ def replay(cell: Flash, call: AttentionCall, inputs: tuple[Tensor, ...]) -> Meas
                 require_no_waiting(call, inputs)
             return summarize("graph", "ms", graph_milliseconds(call, inputs, cell.rep))
     except Unavailable as error:
-        return Measurement(metric="graph", unit="ms", status="skipped", message=str(error))
+        return skipped("graph", "ms", str(error))
 
 
 def require_no_waiting(call: AttentionCall, inputs: tuple[Tensor, ...]) -> None:

@@ -17,7 +17,7 @@ from cs336_systems.benchmarks.runner import require_kernels, rows_or_reason
 from cs336_systems.experiments.flash_ablation import FlashAblation
 from cs336_systems.measure.dtypes import DTYPES
 from cs336_systems.measure.memory import Unavailable
-from cs336_systems.record.measurement import Measurement, summarize
+from cs336_systems.record.measurement import Measurement, skipped, summarize
 
 Results = Mapping[str, Tensor]
 """Some of o, dq, dk and dv."""
@@ -102,14 +102,10 @@ def _time(
 
     if cell.without in PRECISIONS:
         if cell.precision != "fp32":
-            return [_skipped(phase, "a bf16 matmul takes one matmul")]
+            return [skipped(phase, "ms", "a bf16 matmul takes one matmul")]
     elif cell.without != "nothing" and tiles == default:
-        return [_skipped(phase, "this pass does not use it here")]
+        return [skipped(phase, "ms", "this pass does not use it here")]
     precision = PRECISIONS.get(cell.without)
     require_close(call(tiles, precision), inputs, is_causal=True)
     laps = do_bench(lambda: call(tiles, precision), warmup=25, rep=cell.rep, return_mode="all")
     return [summarize(phase, "ms", laps)]
-
-
-def _skipped(phase: str, message: str) -> Measurement:
-    return Measurement(metric=phase, unit="ms", status="skipped", message=message)

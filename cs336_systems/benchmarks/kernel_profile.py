@@ -19,7 +19,7 @@ from cs336_systems.measure.intervals import covered
 from cs336_systems.measure.kernel_names import categorize, short_name
 from cs336_systems.measure.kernel_profile import recorded_events, recording, run_steps
 from cs336_systems.measure.trace import Kernel, Trace, attribute
-from cs336_systems.record.measurement import Measurement, summarize
+from cs336_systems.record.measurement import Measurement, skipped, summarize
 from cs336_systems.training_step import TrainingStep
 
 SMALL = 0.001
@@ -76,8 +76,7 @@ def stage_rows(trace: Trace) -> Iterator[Measurement]:
     if trace.on_device:
         yield from by_stage("stage_idle", idle)
     else:
-        message = "on a CPU, operators run on the thread that launches them"
-        yield Measurement(metric="stage_idle", unit="ms", status="skipped", message=message)
+        yield skipped("stage_idle", "ms", "on a CPU, operators run on the thread that launches them")
 
 
 def kernel_rows(kernels: Sequence[Kernel]) -> Iterator[Measurement]:

@@ -27,7 +27,7 @@ from cs336_systems.experiments.training_ladder import FIRST, Rung, TrainingLadde
 from cs336_systems.measure.device_busy import device_busy
 from cs336_systems.measure.memory import in_use, peak_memory, release, reset_peak
 from cs336_systems.measure.timing import Stopwatch, time_phases
-from cs336_systems.record.measurement import Measurement, summarize
+from cs336_systems.record.measurement import Measurement, skipped, summarize
 from cs336_systems.sizes import parse_size
 
 ROUNDS = 3
@@ -126,7 +126,7 @@ def summaries(step: RungStep, turns: Sequence[Turn], device: torch.device) -> It
         yield summarize("first_steps", "ms", [1e3 * lap for lap in first])
     joules = [turn.joules for turn in turns]
     if math.isnan(sum(joules)):
-        yield Measurement(metric="energy", unit="J", status="skipped", message="this device has no energy counter")
+        yield skipped("energy", "J", "this device has no energy counter")
     else:
         yield summarize("energy", "J", joules)
     yield from (row for row in device_busy({"step": step}, device) if row.metric in TrainingLadder.metrics)

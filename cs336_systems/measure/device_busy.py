@@ -9,7 +9,7 @@ import torch
 from cs336_systems.measure.intervals import covered
 from cs336_systems.measure.profiler import profiling
 from cs336_systems.measure.timing import synchronize
-from cs336_systems.record.measurement import Measurement, summarize
+from cs336_systems.record.measurement import Measurement, skipped, summarize
 
 Interval = tuple[float, float]
 
@@ -20,21 +20,16 @@ def device_busy(phases: Mapping[str, Callable[[], None]], device: torch.device) 
     Runs the step once more. `launches` counts kernels, copies and fills.
     """
     if device.type != "cuda":
-        return [not_known("only a CUDA device works asynchronously to the host")]
+        return [skipped("device_busy", "ms", "only a CUDA device works asynchronously to the host")]
     activity = device_activity(phases, device)
     if not any(activity.values()):
-        return [not_known("the profiler recorded no kernel")]
+        return [skipped("device_busy", "ms", "the profiler recorded no kernel")]
     busy = {name: 1e3 * covered(intervals) for name, intervals in activity.items()}
     return [
         *(summarize(f"{name}_busy", "ms", [milliseconds]) for name, milliseconds in busy.items()),
         summarize("device_busy", "ms", [sum(busy.values())]),
         summarize("launches", "", [sum(map(len, activity.values()))]),
     ]
-
-
-def not_known(why: str) -> Measurement:
-    """The single row with the reason why there are no others."""
-    return Measurement(metric="device_busy", unit="ms", status="skipped", message=why)
 
 
 def device_activity(phases: Mapping[str, Callable[[], None]], device: torch.device) -> dict[str, list[Interval]]:

@@ -6,7 +6,7 @@ import sys
 import torch
 
 from cs336_systems.accounting.units import MIB
-from cs336_systems.record.measurement import Measurement, summarize
+from cs336_systems.record.measurement import Measurement, skipped, summarize
 
 
 class Unavailable(Exception):
@@ -40,16 +40,14 @@ def reset_peak(device: torch.device) -> None:
 def peak_memory(device: torch.device, above: int = 0) -> Measurement:
     """The maximum memory held by tensors since `reset_peak`, less `above` bytes, or why it is not known."""
     if device.type != "cuda":
-        message = "PyTorch counts peak memory only on CUDA devices"
-        return Measurement(metric="peak_memory", unit="MiB", status="skipped", message=message)
+        return skipped("peak_memory", "MiB", "PyTorch counts peak memory only on CUDA devices")
     return summarize("peak_memory", "MiB", [(most_in_use(device) - above) / MIB])
 
 
 def allocated(metric: str, count: int, device: torch.device) -> Measurement:
     """Bytes that PyTorch's allocator counted, or why it did not count."""
     if device.type != "cuda":
-        message = "PyTorch counts memory in use only on CUDA devices"
-        return Measurement(metric=metric, unit="MiB", status="skipped", message=message)
+        return skipped(metric, "MiB", "PyTorch counts memory in use only on CUDA devices")
     return summarize(metric, "MiB", [count / MIB])
 
 
@@ -61,8 +59,7 @@ def device_allocations(device: torch.device) -> int:
 def allocations_since(start: int, device: torch.device) -> Measurement:
     """Number of requests to the driver since the count was `start`, or why it is not known."""
     if device.type != "cuda":
-        message = "PyTorch counts its allocations only on CUDA devices"
-        return Measurement(metric="device_allocations", status="skipped", message=message)
+        return skipped("device_allocations", "", "PyTorch counts its allocations only on CUDA devices")
     return summarize("device_allocations", "", [device_allocations(device) - start])
 
 

@@ -81,6 +81,11 @@ def summarize(
     )
 
 
+def skipped(metric: str, unit: str, why: str, details: Mapping[str, str] | None = None) -> Measurement:
+    """Make the row of a metric that cannot be measured here, with the reason."""
+    return Measurement(metric=metric, unit=unit, status="skipped", message=why, details=details or {})
+
+
 def format_samples(samples: Sequence[float]) -> str:
     """Format samples as text, with equal neighbours counted.
 

@@ -9,12 +9,11 @@ from cs336_systems.benchmarks.comparison.agreement import available_on_all_ranks
 from cs336_systems.benchmarks.comparison.builders.own import own_contenders
 from cs336_systems.benchmarks.comparison.contender_runs import ContenderRuns
 from cs336_systems.benchmarks.comparison.originals import left_alone, originals, restore
-from cs336_systems.benchmarks.comparison.rounds import take_turns
-from cs336_systems.benchmarks.comparison.turns import not_known, summarize_turns
+from cs336_systems.benchmarks.comparison.turns import summarize_turns, take_turns
 from cs336_systems.experiments.contender import Declared
 from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.measure.memory import Unavailable
-from cs336_systems.record.measurement import Measurement
+from cs336_systems.record.measurement import Measurement, skipped
 
 ON_CUDA = {
     "device_busy": "only a CUDA device works asynchronously to the host",
@@ -53,8 +52,8 @@ def measure(cell: Any, device: torch.device) -> list[Measurement]:
         )
     ]
     if device.type != "cuda":
-        rows += [not_known(type(cell), metric, why) for metric, why in ON_CUDA.items() if metric in cell.metrics]
-    lost = [not_known(type(cell), "step", why, runs.details(contender)) for contender, why in refused.items()]
+        rows += [skipped(metric, unit, ON_CUDA[metric]) for metric, unit in cell.metrics.items() if metric in ON_CUDA]
+    lost = [skipped("step", "ms", why, runs.details(contender)) for contender, why in refused.items()]
     return [*rows, *lost]
 
 

@@ -1,13 +1,21 @@
-"""Turn a contender's timings into measurements."""
+"""Interleave contenders round by round, so that ratios stay valid on a machine that slows down.
 
-from collections.abc import Iterator, Mapping, Sequence
+A contender is checked before its first turn, and rejected if its results are wrong.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.base import Experiment
+from cs336_systems.measure.memory import Unavailable
 from cs336_systems.record.measurement import Measurement, summarize
+
+C = TypeVar("C")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +28,24 @@ class Turn:
     """Peak bytes in use of this rank's allocator; 0 on a CPU."""
     outside: int
     """Bytes of this rank's device in use outside the allocator; 0 on a CPU."""
+
+
+def take_turns(
+    contenders: Iterable[C], rounds: int, check: Callable[[C], None], turn: Callable[[C], T]
+) -> tuple[dict[C, list[T]], dict[C, str]]:
+    """Run each contender's turns, round by round; return them, and the reasons of rejected contenders."""
+    turns: dict[C, list[T]] = {contender: [] for contender in contenders}
+    refused: dict[C, str] = {}
+    for _ in range(rounds):
+        for contender in list(turns):
+            try:
+                if not turns[contender]:  # Not all at once: the baseline precedes libraries' one-time allocations.
+                    check(contender)
+                turns[contender].append(turn(contender))
+            except Unavailable as error:
+                del turns[contender]
+                refused[contender] = str(error)
+    return turns, refused
 
 
 def summarize_turns(
@@ -41,11 +67,3 @@ def summarize_turns(
         if baseline and turns is not baseline:
             outside = max(turns[0].outside - baseline[0].outside, 0)
             yield summarize("outside_memory", "MiB", [outside / MIB], details=details)
-
-
-def not_known(
-    experiment: type[Experiment], metric: str, why: str, details: Mapping[str, str] | None = None
-) -> Measurement:
-    """Make the single row with the reason why there are no others."""
-    unit = experiment.metrics[metric]
-    return Measurement(metric=metric, unit=unit, status="skipped", message=why, details=details or {})

@@ -8,7 +8,7 @@ import torch
 
 from cs336_systems.measure.gpu_facts import nvml_device, read_facts
 from cs336_systems.nvidia import uuid
-from cs336_systems.record.measurement import Measurement
+from cs336_systems.record.measurement import Measurement, skipped
 
 CPUFREQ = Path("/sys/devices/system/cpu/cpu0/cpufreq")
 CPU_FACTS: Mapping[str, Callable[[], object]] = {
@@ -50,7 +50,5 @@ def fact_row(gpu: str, name: str, value: str, reason: str) -> Measurement:
     """Make the row of a fact."""
     details = {"device": gpu, "about": name}
     if reason or not value:
-        return Measurement(
-            metric="fact", unit="fact", status="skipped", message=reason or "it is empty", details=details
-        )
+        return skipped("fact", "fact", reason or "it is empty", details)
     return Measurement(metric="fact", unit="fact", n=1, value=value, details=details)
