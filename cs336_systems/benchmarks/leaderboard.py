@@ -18,13 +18,13 @@ import torch.distributed as dist
 from cs336_systems.accounting.peak_memory import peak
 from cs336_systems.accounting.setting import Setting
 from cs336_systems.accounting.units import MIB
-from cs336_systems.benchmarks.ladder.ranks import slowest
 from cs336_systems.benchmarks.runner import require_kernels
 from cs336_systems.experiments.leaderboard import RESERVE, Leaderboard, usable
 from cs336_systems.measure.device_busy import device_busy
 from cs336_systems.measure.memory import Unavailable, peak_memory, release, reset_peak
 from cs336_systems.measure.timing import synchronize, time_phases
 from cs336_systems.model import build_model
+from cs336_systems.parallel.gather import slowest
 from cs336_systems.parallel.update_in_backward import UpdateInBackward, UpdateOfOneRank, units_of
 from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size

@@ -15,11 +15,11 @@ from functools import cache, partial
 
 import torch
 import torch._dynamo  # imported here: otherwise an optimizer would import it while the set-up is timed
+import torch.distributed as dist
 
 from cs336_systems.accounting.transformer import parameters
 from cs336_systems.benchmarks.ladder.learning import chain_entropy, gradients, measure_learning
 from cs336_systems.benchmarks.ladder.parts_alone import measure_parts_alone
-from cs336_systems.benchmarks.ladder.ranks import rank
 from cs336_systems.benchmarks.ladder.steps import RungStep
 from cs336_systems.benchmarks.ladder.sustained import Turn, sustained_turn, timed
 from cs336_systems.benchmarks.runner import rows_or_reason
@@ -88,7 +88,8 @@ def measure_group(rungs: Sequence[Rung], cell: TrainingLadder, device: torch.dev
 
 def set_up(rung: Rung, ready: dict[Rung, RungStep], cell: TrainingLadder, device: torch.device) -> list[Measurement]:
     """Build and warm up a rung's step."""
-    torch.manual_seed(rank())  # the same weights and tokens for all rungs
+    # The same weights and tokens for all rungs, others on each rank.
+    torch.manual_seed(dist.get_rank() if dist.is_initialized() else 0)
     stopwatch, before = Stopwatch(device), in_use(device)
     step = RungStep(rung, cell, torch.randint(cell.vocab_size, (cell.batch_size, cell.context + 1), device=device))
     reset_peak(device)

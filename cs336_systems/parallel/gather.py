@@ -14,3 +14,10 @@ def gather(numbers: Sequence[float], device: torch.device) -> list[list[float]]:
     everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyones, mine)
     return torch.stack(everyones).tolist()
+
+
+def slowest(seconds: Sequence[float], device: torch.device) -> list[float]:
+    """Reduce each rank's laps to the slowest rank's; a single process has its own."""
+    if not dist.is_initialized():
+        return list(seconds)
+    return [max(lap) for lap in zip(*gather(seconds, device), strict=True)]

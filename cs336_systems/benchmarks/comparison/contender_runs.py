@@ -40,7 +40,7 @@ from cs336_systems.benchmarks.comparison.reference import (
 )
 from cs336_systems.benchmarks.comparison.refusal import refuse
 from cs336_systems.benchmarks.comparison.small_training import EVEN_VOCABULARY, not_ours, require_same_training
-from cs336_systems.benchmarks.comparison.timing import captured, host_row, phase_rows, slowest, time_steps
+from cs336_systems.benchmarks.comparison.timing import captured, host_row, phase_rows, time_steps
 from cs336_systems.benchmarks.comparison.training import (
     Phases,
     Training,
@@ -56,7 +56,7 @@ from cs336_systems.experiments.data_parallel import BASELINE, BUILDERS
 from cs336_systems.measure.memory import Unavailable, in_use, most_in_use, reset_peak
 from cs336_systems.measure.overlap import ALL_GATHER, REDUCE_SCATTER
 from cs336_systems.parallel.buckets import MB
-from cs336_systems.parallel.gather import gather
+from cs336_systems.parallel.gather import gather, slowest
 from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.training import compile_blocks
 from cs336_systems.training.cuda_graph import CALLS_OF_DDP

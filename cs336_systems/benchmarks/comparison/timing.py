@@ -18,7 +18,7 @@ from cs336_systems.experiments.base import Experiment
 from cs336_systems.experiments.data_parallel import HOST_STEPS, PHASE_STEPS
 from cs336_systems.measure.memory import Unavailable
 from cs336_systems.measure.timing import Stopwatch, no_garbage_collection, synchronize
-from cs336_systems.parallel.gather import gather
+from cs336_systems.parallel.gather import slowest
 from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.training.cuda_graph import capture
 
@@ -33,11 +33,6 @@ def captured(phases: Phases, calls: int) -> Phases:
 
 def nothing() -> None:
     """Do nothing."""
-
-
-def slowest(seconds: Sequence[float], device: torch.device) -> list[float]:
-    """Reduce each rank's laps to the slowest rank's."""
-    return [max(lap) for lap in zip(*gather(seconds, device), strict=True)]
 
 
 @no_garbage_collection()
