@@ -31,14 +31,7 @@ from cs336_systems.benchmarks.comparison.new_inputs import (
     times_that_hold,
 )
 from cs336_systems.benchmarks.comparison.refusal import errors_of_own_code, refuse
-from cs336_systems.experiments.flash import (
-    HANDOUT_REP,
-    HANDOUT_WARMUP,
-    MATMUL,
-    AttentionContender,
-    Flash,
-    replayed,
-)
+from cs336_systems.experiments.flash import HANDOUT_REP, HANDOUT_WARMUP, MATMUL, AttentionContender, Flash, replayed
 from cs336_systems.measure.dtypes import DTYPES
 from cs336_systems.measure.gpu_state import GpuState
 from cs336_systems.measure.kernel_names import short_name

@@ -8,14 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from cs336_systems.accounting.contenders import by_block, by_layer, fully_shard, to_peers
 from cs336_systems.experiments.base import Size
 from cs336_systems.experiments.contender import VARIATION_MB, Declared, names_of
-from cs336_systems.experiments.data_parallel import (
-    BASELINE,
-    BUILDERS,
-    PARTS,
-    WORK,
-    TrainingOnRanks,
-    own_next_to,
-)
+from cs336_systems.experiments.data_parallel import BASELINE, BUILDERS, PARTS, WORK, TrainingOnRanks, own_next_to
 
 
 def _ours(name: str, title: str, **traits: Any) -> Declared:

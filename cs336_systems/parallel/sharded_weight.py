@@ -12,12 +12,7 @@ from torch.distributed.tensor import Shard
 
 from cs336_systems.parallel.collectives import all_gather_single, averaging, reduce_scatter_single
 from cs336_systems.parallel.communication_stream import Transfer, Waitable, as_one_call
-from cs336_systems.parallel.distributed_parameters import (
-    check_unchanged,
-    give_gradient,
-    local_part,
-    outside_parameter,
-)
+from cs336_systems.parallel.distributed_parameters import check_unchanged, give_gradient, local_part, outside_parameter
 from cs336_systems.parallel.symmetric_memory import SymmetricMemory
 
 

@@ -12,16 +12,7 @@ from cs336_systems.sizes import parse_size
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, Typst
-from scripts.views.comparison import (
-    FOREIGN,
-    PHASES,
-    contenders,
-    device_bound,
-    fastest,
-    first_cell,
-    names_in,
-    yours,
-)
+from scripts.views.comparison import FOREIGN, PHASES, contenders, device_bound, fastest, first_cell, names_in, yours
 from scripts.views.comparison_tables import STARS, STEP, contender_table, missing, setting
 from scripts.views.data import first, one, select
 from scripts.views.earlier import of_earlier_code

@@ -10,16 +10,7 @@ from cs336_systems.experiments.data_parallel import BASELINE, CONTENDERS, DataPa
 from scripts.rendering.answer import Answer, Captioned, Evidence, Facts, say
 from scripts.rendering.grid import NONE, cut, grid
 from scripts.rendering.markup import Typst
-from scripts.views.comparison import (
-    OWN,
-    Duel,
-    compared,
-    contenders,
-    device_bound,
-    fastest,
-    names_in,
-    preferred_cells,
-)
+from scripts.views.comparison import OWN, Duel, compared, contenders, device_bound, fastest, names_in, preferred_cells
 from scripts.views.comparison_tables import COLUMNS, contender_table, missing
 
 OURS = {each.name: each.title for each in CONTENDERS if each.in_verdicts}

@@ -13,19 +13,9 @@ from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
-from cs336_systems.attention.hopper.barriers import (
-    allocate_barriers,
-    give_turn,
-    wait_empty,
-    wait_for_turn,
-    wait_full,
-)
+from cs336_systems.attention.hopper.barriers import allocate_barriers, give_turn, wait_empty, wait_for_turn, wait_full
 from cs336_systems.attention.hopper.copies import store_wait
 from cs336_systems.attention.hopper.head_tiles import (
     add_product,
