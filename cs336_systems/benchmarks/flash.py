@@ -36,7 +36,7 @@ from cs336_systems.measure.dtypes import DTYPES
 from cs336_systems.measure.gpu_state import GpuState
 from cs336_systems.measure.kernel_names import short_name
 from cs336_systems.measure.memory import Unavailable, in_use, peak_memory, reset_peak
-from cs336_systems.measure.profiler import profiling
+from cs336_systems.measure.profiler import events_of, profiling
 from cs336_systems.measure.timing import time_phases
 from cs336_systems.nvidia import uuid
 from cs336_systems.record.measurement import Measurement, skipped, summarize
@@ -161,9 +161,7 @@ def launches(contender: AttentionContender, step: Callable[[], None], device: to
     """
     with profiling(device, operators=False) as watching:
         step()
-    results = watching.profiler.kineto_results if watching.profiler else None
-    assert results is not None, "the profile has ended"
-    names = [short_name(event.name()) for event in results.events() if event.device_type().name == "CUDA"]
+    names = [short_name(event.name()) for event in events_of(watching)]
     kernels = ", ".join(dict.fromkeys(names))
     if contender.kernel not in kernels.lower():
         refuse(f"it launches {kernels}", foreign=contender.foreign)

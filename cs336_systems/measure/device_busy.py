@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from cs336_systems.measure.intervals import covered
-from cs336_systems.measure.profiler import profiling
+from cs336_systems.measure.profiler import events_of, profiling
 from cs336_systems.measure.timing import synchronize
 from cs336_systems.record.measurement import Measurement, skipped, summarize
 
@@ -45,13 +45,10 @@ def device_activity(phases: Mapping[str, Callable[[], None]], device: torch.devi
             phase()
             synchronize(device)
             ends.append(time.time_ns())
-    results = watching.profiler.kineto_results if watching.profiler else None
-    assert results is not None, "the profile has ended"
     activity: dict[str, list[Interval]] = {name: [] for name in phases}
     names = list(phases)
-    for event in results.events():
-        if event.device_type().name == "CUDA":
-            # The device is idle between phases. The profiler's own work after the last phase counts for that phase.
-            number = min(bisect.bisect(ends, event.start_ns()), len(names) - 1)
-            activity[names[number]].append((event.start_ns() / 1e9, event.end_ns() / 1e9))
+    for event in events_of(watching):
+        # The device is idle between phases. The profiler's own work after the last phase counts for that phase.
+        number = min(bisect.bisect(ends, event.start_ns()), len(names) - 1)
+        activity[names[number]].append((event.start_ns() / 1e9, event.end_ns() / 1e9))
     return activity

@@ -23,6 +23,7 @@ from cs336_systems.measure.memory_timeline import (
     PARAMETERS,
     WORKSPACES,
 )
+from cs336_systems.measure.saved_tensors import address
 from cs336_systems.measure.timing import no_garbage_collection, synchronize
 
 INSTRUMENT = Path(__file__).parent
@@ -160,13 +161,8 @@ def owners_of_training(
         (PARAMETERS, parameters),
     ]
     return {
-        address_of(tensor): category for category, tensors in groups for tensor in tensors if isinstance(tensor, Tensor)
+        address(tensor): category for category, tensors in groups for tensor in tensors if isinstance(tensor, Tensor)
     }
-
-
-def address_of(tensor: Tensor) -> int:
-    """The address at which a tensor's memory begins."""
-    return tensor.untyped_storage().data_ptr()
 
 
 def source_of(event: Mapping[str, Any]) -> str:
@@ -203,7 +199,7 @@ class OperatorLog(TorchDispatchMode):
 
     def __init__(self, weights: Iterable[Tensor], count: Callable[[], int]):
         super().__init__()
-        self.weights = {address_of(weight) for weight in weights}
+        self.weights = {address(weight) for weight in weights}
         self.count = count
         self.start = 0
         """The number of allocations before the step."""
@@ -217,7 +213,7 @@ class OperatorLog(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         end = self.count()
         if end > first:
-            converts = func is torch.ops.aten._to_copy.default and address_of(args[0]) in self.weights
+            converts = func is torch.ops.aten._to_copy.default and address(args[0]) in self.weights
             name = func.overloadpacket.__name__
             self.calls.append(Operator(name, first - self.start, end - self.start, converts))
         return result

@@ -5,6 +5,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -36,3 +37,10 @@ def profiling(device: torch.device, *, operators: bool) -> Iterator[profile]:
         for _ in range(DETACH_CALLS):
             time.sleep(DETACH_PAUSE_S)
             synchronize(device)
+
+
+def events_of(profiler: profile, kind: str = "CUDA") -> list[Any]:
+    """The events of a kind of device in an ended profile: of CUDA its kernels, copies and fills."""
+    results = profiler.profiler.kineto_results if profiler.profiler else None
+    assert results is not None, "the profile has ended"
+    return [event for event in results.events() if event.device_type().name == kind]

@@ -4,6 +4,7 @@ Launch: python -m cs336_systems.record.machine, which prints it in the form of c
 """
 
 import contextlib
+import importlib.metadata
 import os
 import platform
 import re
@@ -59,6 +60,14 @@ class Machine:
 def machine_label(gpu: str) -> str:
     """Turn a GPU model into a folder name: 'NVIDIA H200' is 'nvidia-h200'; no GPU is 'cpu'."""
     return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") or "cpu"
+
+
+def version_of(package: str) -> str:
+    """The version of an installed package; empty if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def detect() -> Machine:

@@ -1,7 +1,6 @@
 """Provenance of a measurement: hardware, software versions, source and time."""
 
 import hashlib
-import importlib.metadata
 import os
 import platform
 import subprocess
@@ -11,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from cs336_systems.record.machine import detect
+from cs336_systems.record.machine import detect, version_of
 from cs336_systems.record.rows import Provenance
 from cs336_systems.record.source import DIGEST_CHARACTERS
 
@@ -35,8 +34,8 @@ def collect(device: torch.device, *, gpus: int, nodes: int = 1, seed: int, start
         nccl=".".join(map(str, torch.cuda.nccl.version())) if on_gpu and dist.is_nccl_available() else "",
         torch=torch.__version__,
         torch_files=files_digest(Path(torch.__file__).parent),
-        triton=_version("triton"),
-        flash_attn=_version("flash-attn-4"),
+        triton=version_of("triton"),
+        flash_attn=version_of("flash-attn-4"),
         python=platform.python_version(),
         tf32=rounds_to_tf32(device),
         git_commit=commit,
@@ -62,13 +61,6 @@ def rounds_to_tf32(device: torch.device) -> bool:
     value = 1 + 2**-12
     product = torch.full((64, 64), value, device=device) @ torch.eye(64, device=device)
     return not bool((product == value).all())
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def _cudnn_version() -> str:

@@ -5,10 +5,9 @@ tests/test_model.py and tests/parallel/test_fsdp.py here, one per line.
 """
 
 import hashlib
-import importlib.metadata
 import sys
 
-from cs336_systems.record.machine import Machine, detect, machine_label
+from cs336_systems.record.machine import Machine, detect, machine_label, version_of
 from cs336_systems.record.source import DIGEST_CHARACTERS, source_digest
 
 DECIDE = ("torch", "triton", "numpy", "nvidia-nccl-cu13")
@@ -17,7 +16,7 @@ DECIDE = ("torch", "triton", "numpy", "nvidia-nccl-cu13")
 
 def environment_digest(machine: Machine) -> str:
     """A digest of the GPUs (or the processor), the driver, Python and the packages that compute."""
-    versions = [f"{package} {_version(package)}" for package in DECIDE]
+    versions = [f"{package} {version_of(package)}" for package in DECIDE]
     words = [machine.name, str(len(machine.gpus)), machine.driver, sys.version, *versions]
     return hashlib.sha256("\n".join(words).encode()).hexdigest()[:DIGEST_CHARACTERS]
 
@@ -36,13 +35,6 @@ def check_machine(planned: str, machine: Machine) -> None:
     if planned not in (machine_label(""), machine.label):
         where = "see the key machine in config.yaml, or in profiles/slurm/nodes.yaml"
         raise ValueError(f"planned for {planned}, but this is {machine.label}; {where}")
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """The device's work in a call, counted from a trace, between two marks on the timed stream."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from cs336_systems.benchmarks.comparison import device_clock
 from cs336_systems.measure.intervals import covered
-from cs336_systems.measure.profiler import profiling
+from cs336_systems.measure.profiler import events_of, profiling
 from cs336_systems.measure.timing import synchronize
 
 MARK = "spin_kernel"
@@ -45,13 +45,10 @@ def trace(work: Callable[[], object], device: torch.device) -> Traced | None:
         device_clock.spin(1)
         work()
         device_clock.spin(1)
-    results: Any = watching.profiler.kineto_results if watching.profiler else None
-    assert results is not None, "the profile has ended"
     return count(
         [
             Ran(event.name(), event.device_resource_id(), event.start_ns(), event.end_ns())
-            for event in results.events()
-            if event.device_type().name == "CUDA"
+            for event in events_of(watching)
         ]
     )
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from cs336_systems.experiments.data_parallel import TIMELINE_PARTS
 from cs336_systems.measure.intervals import covered
 from cs336_systems.measure.overlap import COMMUNICATION, COMPUTE, OPTIMIZER, DeviceEvent, by_kind, overlap, shares
-from cs336_systems.measure.profiler import profiling
+from cs336_systems.measure.profiler import events_of, profiling
 from cs336_systems.measure.timing import synchronize
 from cs336_systems.record.measurement import Measurement, summarize
 
@@ -78,14 +78,12 @@ def profile_step(phases: Mapping[str, Callable[[], None]], device: torch.device,
             synchronize(device)
             spans.append((start, time.time_ns()))
     start, end = sorted(spans, key=lambda span: span[1] - span[0])[steps // 2]
-    results = watching.profiler.kineto_results if watching.profiler else None
-    assert results is not None, "the profile has ended"
-    during = [event for event in results.events() if start < event.end_ns() <= end]
     events = [
         DeviceEvent(name=event.name(), start=(event.start_ns() - start) / 1e6, end=(event.end_ns() - start) / 1e6)
-        for event in during
-        if event.device_type().name == "CUDA"
+        for event in events_of(watching)
+        if start < event.end_ns() <= end
     ]
-    launched = sum(event.device_type().name == "CPU" and event.name().startswith(LAUNCHES) for event in during)
+    of_host = (event for event in events_of(watching, "CPU") if start < event.end_ns() <= end)
+    launched = sum(event.name().startswith(LAUNCHES) for event in of_host)
     # If the profile lacks the host's calls, the launches of an eager step are counted from the device's events.
     return Profile(events=events, milliseconds=(end - start) / 1e6, launches=launched or len(events))

@@ -1,19 +1,17 @@
 """Causal attention, forward and backward, with every installed library."""
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cs336_systems.benchmarks.comparison.attention_builders import build as build_attention
 from cs336_systems.benchmarks.comparison.exact_attention import require_attention
+from cs336_systems.benchmarks.flash import backend_of, make_inputs
 from cs336_systems.benchmarks.instruments.work import Call, Work
 from cs336_systems.experiments.base import make_cell
 from cs336_systems.experiments.flash import Flash
-from cs336_systems.measure.dtypes import DTYPES
 
 SHAPES = {
     # batch_size, heads, sequence and d: the small model's shape, many heads, and one long sequence.
@@ -51,27 +49,15 @@ def build(cell: Flash, device: torch.device) -> Call:
     Raises:
         Unavailable: it is not installed, does not support the inputs, or its results are wrong.
     """
-    contender = cell.contender
-
-    def draw(sequence: int) -> list[torch.Tensor]:
-        shape = (cell.batch_size, cell.heads, sequence, cell.d)
-        dtype = DTYPES[cell.precision]
-        return [torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
-
-    def backend() -> contextlib.AbstractContextManager[None]:
-        if not contender.backend:
-            return contextlib.nullcontext()
-        return sdpa_kernel(getattr(SDPBackend, contender.backend))
-
     short = replace(cell, sequence=min(CHECKED, cell.sequence))
     call = build_attention(cell)
-    with backend():
-        require_attention(build_attention(short), draw(short.sequence), is_causal=True, foreign=True)
-    inputs = draw(cell.sequence)
+    with backend_of(cell.contender):
+        require_attention(build_attention(short), make_inputs(short, device), is_causal=True, foreign=True)
+    inputs = make_inputs(cell, device)
     grad_o = torch.randn_like(inputs[0], requires_grad=False)
 
     def forward_backward() -> None:
-        with backend():
+        with backend_of(cell.contender):
             torch.autograd.grad(call(*inputs), inputs, grad_o)
 
     return forward_backward
