@@ -241,7 +241,7 @@ class ContenderRuns:
         rows += self.observer.rows(contender, details)
         if "communicated" in metrics and contender.name != BASELINE:
             rows += self._messages(contender, training, details)
-        rows += phase_rows(training, self.device, type(self.cell), details, replays=self.replays)
+        rows += phase_rows(training, self.device, details, replays=self.replays)
         if self.device.type == "cuda":
             if self.replays:  # Wrappers are not designed to run eagerly again after a capture.
                 del training

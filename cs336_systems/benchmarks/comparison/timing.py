@@ -5,7 +5,7 @@ phases of a replayed graph are measured by events inside the graph, in the timed
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from time import perf_counter
 
 import torch
@@ -13,13 +13,11 @@ from torch.distributed import barrier
 
 from cs336_systems.benchmarks.comparison.agreement import available_on_all_ranks
 from cs336_systems.benchmarks.comparison.training import Phases, Training, run
-from cs336_systems.benchmarks.comparison.turns import not_known
-from cs336_systems.experiments.base import Experiment
 from cs336_systems.experiments.data_parallel import HOST_STEPS, PHASE_STEPS
 from cs336_systems.measure.memory import Unavailable
 from cs336_systems.measure.timing import Stopwatch, no_garbage_collection, synchronize
 from cs336_systems.parallel.gather import slowest
-from cs336_systems.record.measurement import Measurement, summarize
+from cs336_systems.record.measurement import Measurement, skipped, summarize
 from cs336_systems.training.cuda_graph import capture
 
 
@@ -72,7 +70,6 @@ def time_steps(
 def phase_rows(
     training: Training,
     device: torch.device,
-    experiment: type[Experiment],
     details: Mapping[str, str],
     *,
     replays: bool,
@@ -82,7 +79,7 @@ def phase_rows(
     try:
         seconds = time_replayed_phases(training, device) if replays else time_phases(phases, device)
     except Unavailable as error:
-        return [not_known(experiment, name, str(error), details) for name in phases]
+        return [skipped(name, "ms", str(error), details) for name in phases]
     return [
         summarize(name, "ms", [1e3 * lap for lap in slowest(laps, device)], details=details)
         for name, laps in seconds.items()
