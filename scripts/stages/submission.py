@@ -8,24 +8,42 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.tools.archive import MB, pack, unpack
+from scripts.tools.archive import MB, unpack
 from scripts.tools.log import shortened
-from scripts.tools.project_files import ProjectFiles, project_files
 
 CODE, WRITEUP = "code.zip", "writeup.pdf"
 LARGEST_MB = 100
 """Gradescope accepts no larger file."""
 SHOWN = 10
 """Largest number of names in a message."""
+NO_CHECKOUT = "git cannot pack this folder; allowed: a clone, or after git init; git add .; git commit"
 
 
-def pack_project(folder: Path, names: Sequence[str], archive: Path) -> None:
-    """Pack the named files of the project's folder, with the modes of executables."""
-    programs = [name for name in names if os.access(folder / name, os.X_OK)]
-    pack(archive, {name: (folder / name).read_bytes() for name in names}, programs=programs)
+def git(*command: str) -> str:
+    """The output of a git command in this folder."""
+    return subprocess.run(["git", *command], check=True, capture_output=True, text=True).stdout
+
+
+def pack(archive: Path) -> None:
+    """Write the files that git tracks, as they are now, into a zip archive; links are not followed."""
+    try:
+        git("ls-files", "--error-unmatch", "Snakefile")
+        state = git("stash", "create").strip() or "HEAD"
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"{NO_CHECKOUT} ({' '.join(error.stderr.split())})")
+    git("archive", "--format=zip", f"--output={archive}", state)
+
+
+def warnings() -> Iterator[str]:
+    """Sentences about files that differ from the last commit."""
+    status = git("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--", ".").split("\0")
+    if changed := [entry[3:] for entry in status if entry and not entry.startswith("??")]:
+        yield f"changed since the last commit, and included as they are now: {shortened(changed, SHOWN)}"
+    if untracked := [entry[3:] for entry in status if entry.startswith("??")]:
+        yield f"left out, since git does not track them (git add): {shortened(untracked, SHOWN)}"
 
 
 def tests_pass(archive: Path) -> bool:
@@ -37,39 +55,20 @@ def tests_pass(archive: Path) -> bool:
         return subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": folder}).returncode == 0
 
 
-def told(found: ProjectFiles) -> list[str]:
-    """Warnings about the files to hand in, in sentences."""
-    sentences = []
-    if found.no_checkout:
-        sentences.append(f"no git checkout ({found.no_checkout}), so it has only files with the project's own names")
-    if found.changed:
-        sentences.append(
-            f"changed since the last commit, and included as they are now: {shortened(found.changed, SHOWN)}"
-        )
-    if found.links:
-        sentences.append(f"left out, since they are symbolic links: {shortened(found.links, SHOWN)}")
-    if found.others:
-        how = "git init; git add" if found.no_checkout else "git add"
-        sentences.append(f"left out, since git does not track them ({how}): {shortened(found.others, SHOWN)}")
-    return sentences
-
-
 def submit(report: Path, folder: Path) -> None:
     """Put code.zip and writeup.pdf into a folder, and run the tests of the former.
 
     Raises:
-        SystemExit: it is too large, or a test fails; both files exist nevertheless.
+        SystemExit: this is no checkout; or it is too large, or a test fails, though both files exist.
     """
-    project = Path()
-    found = project_files(project)
     folder.mkdir(parents=True, exist_ok=True)
     archive, writeup = folder / CODE, folder / WRITEUP
+    pack(archive)
     shutil.copyfile(report, writeup)
-    pack_project(project, found.own, archive)
-    print(f"{archive}: {len(found.own)} files, {archive.stat().st_size / MB:.1f} MB")
-    for sentence in told(found):
+    for path in (archive, writeup):
+        print(f"{path}: {path.stat().st_size / MB:.1f} MB")
+    for sentence in warnings():
         print(f"{archive}: {sentence}")
-    print(f"{writeup}: {report}, {writeup.stat().st_size / MB:.1f} MB")
     for path in (archive, writeup):
         if path.stat().st_size > LARGEST_MB * MB:
             sys.exit(f"{path} is larger than {LARGEST_MB} MB, the largest file that Gradescope accepts")

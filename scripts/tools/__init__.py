@@ -1,1 +1,1 @@
-"""Shared tools: log files, worker processes, archives, and the list of the project's files."""
+"""Shared tools: log files, worker processes, and archives."""

@@ -16,13 +16,13 @@ from pathlib import Path
 import yaml
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from scripts.tools.project_files import project_files
 
 ROOT = Path(__file__).parents[2]
 TOY = Path(__file__).with_name("toy")
 STAND_INS = Path(__file__).with_name("stand_ins")
 SNAKEMAKE = [sys.executable, "-m", "snakemake"]
 CELL = {"size": ["nano"], "context": [16], "warmup": [1], "steps": [2], "mode": ["forward"]}
+GENERATED = {".venv", ".snakemake", "__pycache__", ".pytest_cache", "results", "submission"}
 NO_CELLS: dict = {name: {} for name in EXPERIMENTS}
 GRIDS = {
     # The others are measured like these three, and take longer.
@@ -41,8 +41,7 @@ than all else that a test looks at."""
 
 def copy_project(folder: Path, grids: dict = GRIDS, sections: Collection[str] = SECTIONS) -> Path:
     """The project as a clone has it, with the given grids at both scales and the given sections of the report."""
-    found = project_files(ROOT)
-    copy_files(ROOT, folder, [*found.own, *found.others])
+    copy_files(ROOT, folder, project_files())
     shorten_report(folder, sections)
     edit_yaml(
         folder / "config.yaml",
@@ -50,6 +49,15 @@ def copy_project(folder: Path, grids: dict = GRIDS, sections: Collection[str] = 
         trace={scale: {"size": "nano", "context": 16} for scale in ("smoke", "handout")},
     )
     return folder
+
+
+def project_files() -> list[str]:
+    """The project's files: those that git tracks or does not ignore; without a checkout all but generated ones."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    if names := subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.splitlines():
+        return names
+    paths = [path.relative_to(ROOT) for path in ROOT.rglob("*")]
+    return [str(path) for path in paths if not GENERATED & set(path.parts)]
 
 
 def shorten_report(folder: Path, sections: Collection[str]) -> None:

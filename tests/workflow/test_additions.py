@@ -11,7 +11,6 @@ import shutil
 import pytest
 
 from cs336_systems.implementations import label
-from scripts.tools.project_files import project_files
 from tests.samples import pdf_text, squeeze
 from tests.support.made_once import made_once
 from tests.workflow.project import (
@@ -23,6 +22,7 @@ from tests.workflow.project import (
     add_toy_parts,
     copy_files,
     copy_project,
+    project_files,
     python,
     replace_numeric_tests,
     snakemake,
@@ -120,8 +120,7 @@ def test_the_steps_to_an_experiment_are_few():
 
 
 def test_the_projects_own_tests_pass_with_all_additions(project, tmp_path):
-    found = project_files(ROOT)
-    copy_files(ROOT, tmp_path, [*found.own, *found.others])
+    copy_files(ROOT, tmp_path, project_files())
     add_toy_parts(tmp_path)
     add_toy_experiment(tmp_path)
     shutil.copytree(raw(project) / "ping", raw(tmp_path) / "ping")
