@@ -51,13 +51,6 @@ class LateDDP(Late, DDP):
         self.handles.append((dist.all_reduce(tensor, async_op=True, **group), parameter.grad))
 
 
-class FirstSteps(LateDDP):
-    """Averages gradients in the first steps only."""
-
-    def cheat(self, parameter):
-        pass
-
-
 class EveryOther(LateDDP):
     """Averages every other gradient."""
 
@@ -65,14 +58,6 @@ class EveryOther(LateDDP):
         self.sent += 1
         if self.sent % 2:
             DDP.reduce(self, parameter)
-
-
-class OneRank(LateDDP):
-    """Gives all ranks the first one's gradients."""
-
-    def cheat(self, parameter):
-        parameter.grad *= dist.get_world_size()
-        self.handles.append((dist.broadcast(parameter.grad, 0, async_op=True), parameter.grad))
 
 
 class HalfOfTheRanks(LateDDP):
@@ -193,13 +178,6 @@ class FewerLayers(LateForward):
         return logits
 
 
-class FewerSequences(LateForward):
-    """Computes one sequence, and calls it all of them."""
-
-    def less(self, tokens):
-        return DDP.forward(self, tokens[:1]).expand(len(tokens), -1, -1)
-
-
 class LowerPrecision(LateForward):
     """Computes in bf16."""
 
@@ -263,12 +241,6 @@ class LateOptimizer(ShardedOptimizer):
         self.steps += 1
 
 
-class NoUpdates(LateOptimizer):
-    """Updates nothing, and broadcasts it."""
-
-    cheat = LateOptimizer.share
-
-
 class NoBroadcasts(LateOptimizer):
     """Keeps its updates to itself."""
 
@@ -290,15 +262,6 @@ class LaterUpdates(LateOptimizer):
     def cheat(self):
         self.share()
         threading.Timer(0.05, self.own.step).start()
-
-
-class HalfOfTheUpdates(LateOptimizer):
-    """Updates every other weight."""
-
-    def cheat(self):
-        for parameter in self.own.param_groups[0]["params"][::2]:
-            parameter.grad = None
-        LateOptimizer.share(self.own.step() or self)
 
 
 class NoMoments(LateOptimizer):
@@ -389,20 +352,6 @@ class OwnGradients(LateFSDP):
             shard.grad = self.part(gradient) if late else shard.grad
 
 
-class HalfOfTheWeights(LateFSDP):
-    """Gathers every other weight."""
-
-    def forward(self, *inputs):
-        if not self.late:
-            return super().forward(*inputs)
-        for index, ((name, weight), shard) in enumerate(zip(self.whole.items(), self.shards, strict=True)):
-            if index % 2:
-                flat = shard.new_empty(len(shard) * dist.get_world_size())
-                dist.all_gather_into_tensor(flat, shard.data)
-                self.whole[name].data = flat[: weight.numel()].view_as(weight)
-        return self.hidden[0](*inputs)
-
-
 class HidesWeights(LateFSDP):
     """Does not show its weights."""
 
@@ -452,9 +401,7 @@ READ = "it updates weights when they are read, after the step"
 DIFFERS = f"{LOSS}|{CHANGE}"
 CHEATS = {
     "data_parallel": {
-        "FirstSteps": SENDS,
         "EveryOther": SENDS,
-        "OneRank": DIFFERS,
         "HalfOfTheRanks": f"{DIFFERS}|{SENDS}",
         "Elsewhere": DIFFERS,
         "HalfPrecision": SENDS,
@@ -464,7 +411,6 @@ CHEATS = {
         "WhileBatchesRepeat": SENDS,
         "Remembered": DIFFERS,
         "FewerLayers": SENDS,
-        "FewerSequences": DIFFERS,
         "LowerPrecision": DIFFERS,
         "AllowsTF32": "it has changed float32_matmul_precision from highest to medium",
         "LazyLogits": "its loss is of type Lazy; allowed: Tensor",
@@ -477,11 +423,9 @@ CHEATS = {
         "Norm": "it has replaced torch.Tensor.norm",
     },
     "optimizer_sharding": {
-        "NoUpdates": DIFFERS,
         "NoBroadcasts": SENDS,
         "EarlyBroadcasts": DIFFERS,
         "LaterUpdates": f"{DIFFERS}|{READ}",
-        "HalfOfTheUpdates": DIFFERS,
         "NoMoments": DIFFERS,
         "RoundedBroadcasts": SENDS,
         "WholeState": "a rank holds 1 of all optimizer state",
@@ -492,7 +436,6 @@ CHEATS = {
         "KeepsWeights": SENDS,
         "StaleWeights": DIFFERS,
         "OwnGradients": DIFFERS,
-        "HalfOfTheWeights": SENDS,
         "HidesWeights": r"it has no \S+ after timed step 1",
         "UpdatesWhenRead": READ,
     },

@@ -16,14 +16,12 @@ class Right(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, is_causal=False):
-        """Saves the inputs."""
         ctx.save_for_backward(q, k, v)
         ctx.is_causal = is_causal
         return plain_attention(q, k, v, is_causal)
 
     @staticmethod
     def backward(ctx, grad_o):
-        """By recomputation."""
         with torch.enable_grad():
             inputs = [x.detach().requires_grad_() for x in ctx.saved_tensors]
             o = plain_attention(*inputs, ctx.is_causal)
@@ -35,7 +33,6 @@ class WrongKeys(Right):
 
     @staticmethod
     def backward(ctx, grad_o):
-        """Wrong."""
         dq, dk, dv, _ = Right.backward(ctx, grad_o)
         dk[3, 64:128] *= 0.5
         return dq, dk, dv, None
@@ -71,13 +68,11 @@ class _InTf32(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, a, b):
-        """Rounded."""
         ctx.save_for_backward(a, b)
         return _tf32(a) @ _tf32(b)
 
     @staticmethod
     def backward(ctx, grad):
-        """Rounded."""
         a, b = ctx.saved_tensors
         return _tf32(grad) @ _tf32(b.mT), _tf32(a.mT) @ _tf32(grad)
 
