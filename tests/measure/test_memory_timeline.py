@@ -28,7 +28,7 @@ from cs336_systems.measure.memory_timeline import (
 from cs336_systems.model import build_model
 from cs336_systems.sizes import parse_size
 from cs336_systems.training_step import TrainingStep
-from tests.support.record_memory import CELL, from_json
+from tests.support.record_memory import CELL, RECORDING
 
 MIB = 2**20
 RECORDINGS = sorted((Path(__file__).parents[1] / "data").glob("memory-*.json"))
@@ -294,7 +294,7 @@ def test_owners_are_the_tensors_of_a_training_step():
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
 def test_a_recorded_step_replays_to_the_allocators_peak(path):
-    recording = from_json(path.read_text())
+    recording = RECORDING.validate_json(path.read_bytes())
     timeline = replay(recording)
     assert max(timeline.totals()) == recording.peak
     shape, vocabulary = parse_size(CELL.size), CELL.vocab_size
@@ -312,4 +312,4 @@ def test_one_event_less_is_noticed(path):
     last = max(index for index, event in enumerate(content["events"]) if event[0] == "alloc")
     del content["events"][last]
     with pytest.raises((ValueError, KeyError)):
-        replay(from_json(json.dumps(content)))
+        replay(RECORDING.validate_json(json.dumps(content)))
