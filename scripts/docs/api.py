@@ -6,11 +6,11 @@ methods; the part up to `<!-- end of api -->` is generated here.
 
 import ast
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 PLACE = re.compile(r"(?<=<!-- api )(?P<name>[\w.]+)(?P<methods>: [\w, ]+)? -->\n.*?(?=<!-- end of api -->)", re.DOTALL)
-WIDTH = 88
 SECTION = re.compile(r"(Args|Raises|Returns|Yields):")
 Definition = ast.FunctionDef | ast.ClassDef
 
@@ -30,18 +30,18 @@ def page(text: str) -> str:
 def _entry(match: re.Match[str]) -> str:
     """A class or function with its signature; a class also with the requested methods."""
     name = match["name"]
-    definition = find(name)
+    definition, source = find(name)
     methods = [method.strip() for method in (match["methods"] or ":").removeprefix(":").split(",") if method.strip()]
-    parts = [f"### `{name.rpartition('.')[2]}`", f"`{name}`", *described(definition)]
+    parts = [f"### `{name.rpartition('.')[2]}`", f"`{name}`", *described(definition, source)]
     if isinstance(definition, ast.ClassDef):
         of_class = {each.name: each for each in definition.body if isinstance(each, ast.FunctionDef)}
         for method in methods:
-            parts += described(of_class[method], bound=True)
+            parts += described(of_class[method], source)
     return f"{name}{match['methods'] or ''} -->\n\n" + "\n\n".join(parts) + "\n\n"
 
 
-def find(name: str) -> Definition:
-    """The definition of a dotted name, in its module or in the module from which its package imports it.
+def find(name: str) -> tuple[Definition, str]:
+    """The definition of a dotted name, and its source: its module or the module from which its package imports it.
 
     Raises:
         ValueError: there is none.
@@ -49,59 +49,36 @@ def find(name: str) -> Definition:
     module, _, last = name.rpartition(".")
     folder = Path(*module.split("."))
     path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    source = path.read_text(encoding="utf-8")
+    tree = ast.parse(source)
     own = [node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == last]
     if own:
-        return own[-1]  # after its overloads
+        return own[-1], source  # after its overloads
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and last in [alias.name for alias in node.names]:
             return find(f"{node.module}.{last}")
     raise ValueError(f"{name} is documented, but not defined in {path}")
 
 
-def described(definition: Definition, *, bound: bool = False) -> Iterator[str]:
+def described(definition: Definition, source: str) -> Iterator[str]:
     """The signature of a class, function or method, and its docstring; a class also has those of its `__init__`."""
     call = definition
     if isinstance(definition, ast.ClassDef):
         methods = {each.name: each for each in definition.body if isinstance(each, ast.FunctionDef)}
         call = methods.get("__init__", definition)
-    yield f"```py\n{signature(definition.name, call, method=bound or call is not definition)}\n```"
+    yield f"```py\n{signature(definition.name, call, source)}\n```"
     yield from documented(definition)
     if call is not definition:
         yield from documented(call)
 
 
-def signature(name: str, call: Definition, *, method: bool) -> str:
-    """A call with all parameters, one per line if it is long."""
+def signature(name: str, call: Definition, source: str) -> str:
+    """A call as its definition spells it, without `self`."""
     if isinstance(call, ast.ClassDef):
         return name
-    parameters = [*_parameters(call.args)][1 if method else 0 :]
-    result = f" -> {ast.unparse(call.returns)}" if call.returns and call.name != "__init__" else ""
-    line = f"{name}({', '.join(parameters)}){result}"
-    if len(line) <= WIDTH:
-        return line
-    return "\n".join([f"{name}(", *(f"    {parameter}," for parameter in parameters), f"){result}"])
-
-
-def _parameters(arguments: ast.arguments) -> Iterator[str]:
-    ordered = [*arguments.posonlyargs, *arguments.args]
-    defaults = [None] * (len(ordered) - len(arguments.defaults)) + list(arguments.defaults)
-    for argument, default in zip(ordered, defaults, strict=True):
-        yield _parameter(argument, default)
-    if arguments.vararg:
-        yield f"*{_parameter(arguments.vararg)}"
-    elif arguments.kwonlyargs:
-        yield "*"
-    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        yield _parameter(argument, default)
-    if arguments.kwarg:
-        yield f"**{_parameter(arguments.kwarg)}"
-
-
-def _parameter(argument: ast.arg, default: ast.expr | None = None) -> str:
-    annotation = f": {ast.unparse(argument.annotation)}" if argument.annotation else ""
-    equals = " = " if annotation else "="
-    return f"{argument.arg}{annotation}" + ("" if default is None else f"{equals}{ast.unparse(default)}")
+    lines = source.splitlines()[call.lineno - 1 : call.body[0].lineno - 1]
+    text = textwrap.dedent(re.sub("  #.*", "", "\n".join(lines))).removeprefix(f"def {call.name}").removesuffix(":")
+    return name + re.sub(r"(?<=\()(\s*)self(,\s*|(?=\)))", r"\1", text)
 
 
 def documented(definition: Definition) -> Iterator[str]:
