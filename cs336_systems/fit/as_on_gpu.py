@@ -14,64 +14,18 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 LOWER = (
-    "linear",
-    "matmul",
-    "__matmul__",
-    "__rmatmul__",
-    "bmm",
-    "mm",
-    "mv",
-    "addmm",
-    "addmv",
-    "addbmm",
-    "baddbmm",
-    "bilinear",
-    "einsum",
-    "chain_matmul",
-    "prelu",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "conv_transpose1d",
-    "conv_transpose2d",
-    "conv_transpose3d",
-    "scaled_dot_product_attention",
-)
+    "linear", "matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "mv", "addmm", "addmv", "addbmm", "baddbmm",
+    "bilinear", "einsum", "chain_matmul", "prelu", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
+    "conv_transpose3d", "scaled_dot_product_attention",
+)  # fmt: skip
 """Functions that autocast computes in bf16 (PyTorch's "CUDA Ops that can autocast to float16", of which bf16's is the
 same list)."""
 UPPER = (
-    "softmax",
-    "log_softmax",
-    "layer_norm",
-    "group_norm",
-    "pow",
-    "__pow__",
-    "__rpow__",
-    "square",
-    "rsqrt",
-    "reciprocal",
-    "exp",
-    "expm1",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "logsumexp",
-    "norm",
-    "cumsum",
-    "cumprod",
-    "sum",
-    "prod",
-    "softplus",
-    "nll_loss",
-    "mse_loss",
-    "l1_loss",
-    "smooth_l1_loss",
-    "cosine_similarity",
-    "binary_cross_entropy_with_logits",
-    "kl_div",
-    "cdist",
-)
+    "softmax", "log_softmax", "layer_norm", "group_norm", "pow", "__pow__", "__rpow__", "square", "rsqrt", "reciprocal",
+    "exp", "expm1", "log", "log10", "log1p", "log2", "logsumexp", "norm", "cumsum", "cumprod", "sum", "prod",
+    "softplus", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "cosine_similarity",
+    "binary_cross_entropy_with_logits", "kl_div", "cdist",
+)  # fmt: skip
 """Functions that it computes in fp32."""
 
 
