@@ -1,6 +1,6 @@
 """Training steps on several GPUs as any user can run them: plain PyTorch modules, and the library's public names.
 
-    torchrun --standalone --nproc-per-node=2 examples/headlines.py --output headlines.csv
+    torchrun --standalone --nproc-per-node=2 examples/headlines.py > headlines.csv
 
 Contenders take turns in one process, in an order that rotates from round to round. Each turn begins with a new model
 and a warm-up. A step's time is that between its end and the end of the step before, on the slowest rank: the host may
@@ -13,11 +13,11 @@ import gc
 import itertools
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ from cs336_systems.parallel import (
 )
 from cs336_systems.training import CapturedStep, compile_blocks
 
+WARMUP = 4
 BASELINE = "no communication"
 
 
@@ -121,14 +122,7 @@ def sharded_optimizer(net: LanguageModel) -> tuple[nn.Module, Optimizer]:
     return model, SymmetricMemoryShardedOptimizer(model.parameters(), AdamW, lr=1e-4, fused=True)
 
 
-def by_block(
-    net: LanguageModel,
-    dtype: torch.dtype | None,
-    *,
-    prefetch: bool = False,
-    pool: bool = False,
-    symmetric: bool = False,
-) -> nn.Module:
+def by_block(net: LanguageModel, dtype: torch.dtype | None, *, prefetch: bool, symmetric: bool = False) -> nn.Module:
     """Shard a model by fully_shard, block by block."""
     policy = MixedPrecisionPolicy(param_dtype=dtype)
     blocks: list[Any] = [fully_shard(block, mp_policy=policy) for block in net.blocks]
@@ -136,11 +130,8 @@ def by_block(
     for number, block in enumerate(blocks if prefetch else ()):
         block.set_modules_to_forward_prefetch(blocks[number + 1 : number + 3])
         block.set_modules_to_backward_prefetch(blocks[max(0, number - 2) : number][::-1])
-    for module in (*blocks, root):
-        if pool:
-            module.set_allocate_memory_from_process_group_for_comm(True)
-        if symmetric:
-            module.set_symm_mem_for_comm()
+    for module in (*blocks, root) if symmetric else ():
+        module.set_symm_mem_for_comm()
     return root
 
 
@@ -155,16 +146,13 @@ REPLICATED = {
 
 def sharded(dtype: torch.dtype | None) -> dict[str, Build]:
     """The contenders that shard weights, computing in a dtype."""
+    ours = partial(wrapped, FullyShardedDataParallel, compute_dtype=dtype, together=(Block,))
     return {
-        "fully_shard": wrapped(by_block, dtype=dtype),
+        "fully_shard": wrapped(by_block, dtype=dtype, prefetch=False),
         "fully_shard, prefetch": wrapped(by_block, dtype=dtype, prefetch=True),
-        "fully_shard, memory of the group": wrapped(by_block, dtype=dtype, pool=True),
-        "fully_shard, both": wrapped(by_block, dtype=dtype, prefetch=True, pool=True),
         "fully_shard, symmetric memory": wrapped(by_block, dtype=dtype, prefetch=True, symmetric=True),
-        "FullyShardedDataParallel": wrapped(FullyShardedDataParallel, compute_dtype=dtype, together=(Block,)),
-        "FullyShardedDataParallel, symmetric memory": wrapped(
-            FullyShardedDataParallel, compute_dtype=dtype, together=(Block,), symmetric_memory=True
-        ),
+        "FullyShardedDataParallel": ours(),
+        "FullyShardedDataParallel, symmetric memory": ours(symmetric_memory=True),
     }
 
 
@@ -223,35 +211,20 @@ def make_step(part: Part, shape: Shape, name: str, captured: bool, device: torch
     return partial(step, inputs, targets)
 
 
-@dataclass(frozen=True)
-class Times:
-    """Times in seconds, on the slowest rank."""
-
-    steps: list[float]
-    """Between the ends of consecutive steps."""
-    host: list[float]
-    """Of the host to issue a step, while the device has nothing else to do."""
-
-
-def seconds_of(step: Step, device: torch.device, warmup: int, steps: int) -> Times:
-    """Time steps after a warm-up."""
-    for _ in range(warmup):
+def seconds_of(step: Step, device: torch.device, steps: int) -> list[float]:
+    """Seconds between the ends of consecutive steps after a warm-up, on the slowest rank."""
+    for _ in range(WARMUP):
         step()
-    clock = [now(device)]
+    ends = [now(device)]
     for _ in range(steps):
         step()
-        clock.append(now(device))
-    host = []
-    for _ in range(steps // 2):
-        synchronize(device)
-        begin = time.perf_counter()
-        step()
-        host.append(time.perf_counter() - begin)
-    synchronize(device)
-    laps = list(itertools.starmap(between, itertools.pairwise(clock)))
-    slowest = torch.tensor(laps + host, dtype=torch.float64, device=device)
+        ends.append(now(device))
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    laps = [seconds_between(*pair) for pair in itertools.pairwise(ends)]
+    slowest = torch.tensor(laps, dtype=torch.float64, device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return Times(slowest[:steps].tolist(), slowest[steps:].tolist())
+    return slowest.tolist()
 
 
 def now(device: torch.device) -> Any:
@@ -263,123 +236,63 @@ def now(device: torch.device) -> Any:
     return event
 
 
-def between(begin: Any, end: Any) -> float:
+def seconds_between(begin: Any, end: Any) -> float:
     """Seconds between two moments."""
     return end - begin if isinstance(begin, float) else begin.elapsed_time(end) / 1e3
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait until the devices of all ranks are idle."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    dist.barrier()
-
-
-def turn(make: Callable[[], Step], device: torch.device, options: argparse.Namespace) -> tuple[Times, str]:
-    """Times of a contender, or why there are none, which is the same on all ranks."""
+def turn(make: Callable[[], Step], device: torch.device, steps: int) -> tuple[list[float], str]:
+    """Seconds of a contender's steps, or why there are none, which is the same on all ranks."""
     try:
-        return seconds_of(make(), device, options.warmup, options.steps), ""
+        return seconds_of(make(), device, steps), ""
     except (RuntimeError, ValueError, AttributeError, TypeError) as error:  # out of memory is a RuntimeError
-        return Times([], []), f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        return [], f"{type(error).__name__}: {str(error).splitlines()[0]}"
     finally:
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-Cell = tuple[str, bool]
-"""A contender, and whether its step is captured."""
+COLUMNS = ("part", "contender", "mode", "n", "median_ms", "p20_ms", "p80_ms", "reason")
 
 
-Row = dict[str, object]
-
-
-def measure(part: Part, shape: Shape, device: torch.device, options: argparse.Namespace) -> Iterator[list[Row]]:
-    """Measure a part's contenders in rounds; the rows after each round."""
-    cells = [(name, captured) for captured in part.captured for name in part.contenders if name not in options.without]
-    times: dict[Cell, Times] = {cell: Times([], []) for cell in cells}
+def measure(name: str, device: torch.device, options: argparse.Namespace) -> Iterator[list[str]]:
+    """The rows of a part's contenders, measured in rounds."""
+    part = PARTS[name]
+    shape = TINY if options.size == "tiny" else part.shape
+    cells = [(contender, captured) for captured in part.captured for contender in part.contenders]
+    seconds: dict[tuple[str, bool], list[float]] = {cell: [] for cell in cells}
     reasons = dict.fromkeys(cells, "")
     for number in range(options.rounds):
         for cell in cells[number % len(cells) :] + cells[: number % len(cells)]:
             if not reasons[cell]:
-                more, reasons[cell] = turn(partial(make_step, part, shape, *cell, device), device, options)
-                times[cell] = Times(times[cell].steps + more.steps, times[cell].host + more.host)
-        yield [row(cell, times, reasons[cell]) for cell in cells]
-
-
-def row(cell: Cell, times: Mapping[Cell, Times], reason: str) -> Row:
-    """A row of the table: milliseconds, and ratios to the baseline and to the fastest of PyTorch's."""
-    name, captured = cell
-    result: Row = {"contender": name, "mode": "captured" if captured else "eager", "reason": reason}
-    if not times[cell].steps:
-        return result
-    medians = {other: statistics.median(x.steps) for (other, c), x in times.items() if x.steps and c == captured}
-    rival = "fully_shard" if "ully" in name else "torch DDP"
-    rivals = [median for other, median in medians.items() if other.startswith(rival)]
-    low, high = (sorted(times[cell].steps)[round(share * (len(times[cell].steps) - 1))] for share in (0.2, 0.8))
-    milliseconds = {"median_ms": medians[name], "p20_ms": low, "p80_ms": high}
-    milliseconds["host_ms"] = statistics.median(times[cell].host)
-    ratios = {"of_baseline": medians.get(BASELINE), "of_pytorch": min(rivals, default=None)}
-    result |= {column: round(1e3 * seconds, 2) for column, seconds in milliseconds.items()}
-    result |= {column: round(medians[name] / seconds, 3) for column, seconds in ratios.items() if seconds}
-    return {**result, "n": len(times[cell].steps)}
-
-
-COLUMNS = ("part", "contender", "mode", "median_ms", "p20_ms", "p80_ms", "host_ms", "of_baseline", "of_pytorch", "n")
-MACHINE = ("gpu", "processes", "torch", "reason")
-
-
-def arguments() -> argparse.Namespace:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=("full", "tiny"), default="full")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--without", nargs="+", default=[], metavar="CONTENDER", help="leave these out")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--warmup", type=int, default=4, help="steps before those that are timed")
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--output", help="a CSV file, which rank 0 writes after each part")
-    return parser.parse_args()
+                more, reasons[cell] = turn(partial(make_step, part, shape, *cell, device), device, options.steps)
+                seconds[cell] += more
+    for cell, laps in seconds.items():
+        contender, captured = cell
+        low, *_, high = statistics.quantiles(laps, n=5, method="inclusive") if laps else ("", "")
+        numbers = [f"{1e3 * lap:.2f}" for lap in (statistics.median(laps), low, high)] if laps else ["", "", ""]
+        yield [name, contender, "captured" if captured else "eager", str(len(laps)), *numbers, reasons[cell]]
 
 
 def main() -> None:
-    """Measure, print and write."""
-    options = arguments()
+    """Measure, and print a CSV."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=("full", "tiny"), default="full")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=10, help="timed in each turn")
+    options = parser.parse_args()
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
         torch.cuda.set_stream(torch.cuda.Stream())  # DistributedDataParallel cannot be captured on the default one
     dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
-    machine = {
-        "gpu": torch.cuda.get_device_name() if on_gpu else "CPU",
-        "processes": dist.get_world_size(),
-        "torch": torch.__version__,
-    }
-    done: list[Row] = []
-    for name in options.parts:
-        part = PARTS[name]
-        begin, rows = time.perf_counter(), done
-        for found in measure(part, TINY if options.size == "tiny" else part.shape, device, options):
-            rows = done + [{"part": name, **each, **machine} for each in found]
-            if dist.get_rank() == 0:
-                report(rows, name, options.output)
-                print(f"{name}: {time.perf_counter() - begin:.0f} s", flush=True)
-        done = rows
+    for row in itertools.chain([COLUMNS], *(measure(name, device, options) for name in options.parts)):
+        if dist.get_rank() == 0:
+            csv.writer(sys.stdout).writerow(row)
     dist.destroy_process_group()
-
-
-def report(rows: list[Row], part: str, output: str | None) -> None:
-    """Print a part's rows so far, and write all."""
-    for each in rows:
-        if each["part"] == part:
-            numbers = " ".join(f"{each.get(column, ''):>9}" for column in COLUMNS[3:])
-            print(f"{each['part']:8} {each['contender']:42} {each['mode']:9}{numbers} {each['reason']}", flush=True)
-    if output:
-        with Path(output).open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, (*COLUMNS, *MACHINE), restval="")
-            writer.writeheader()
-            writer.writerows(rows)
 
 
 if __name__ == "__main__":
