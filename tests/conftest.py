@@ -4,10 +4,8 @@ import gc
 from pathlib import Path
 
 import pytest
-import torch
 
 from cs336_systems.lifeline import end_with_the_run
-from tests.support.ranks import four_ranks, groups, ranks, two_and_four_ranks  # noqa: F401 - fixtures of all tests
 
 gc.disable()  # Until all tests are collected: modules and test items are no garbage.
 end_with_the_run()  # The tests that a run has to pass before it measures end with it, like its jobs.
@@ -37,6 +35,8 @@ def turn(item):
 
 def pytest_collection_modifyitems(items):
     # What takes long first: at the end it would keep a single worker busy while the others have nothing to do.
+    import torch
+
     items.sort(key=turn)
     if torch.cuda.is_available():
         return
@@ -55,3 +55,5 @@ def pytest_collection_finish():
 def pytest_configure(config):
     """Take everything down at the very end, after pytest itself has looked for garbage several times."""
     config.add_cleanup(gc.unfreeze)
+    if not getattr(config.option, "numprocesses", None):  # A process that only hands out tests needs no PyTorch.
+        config.pluginmanager.import_plugin("tests.support.ranks")

@@ -1,10 +1,8 @@
 """Code of a folder whose packages have this project's names: each way to import finds the folder's own modules."""
 
 import inspect
-import os
 import pickle
 import shutil
-import subprocess
 import sys
 import typing
 
@@ -13,7 +11,6 @@ import torch
 
 import cs336_systems
 from cs336_systems.folder_modules import FolderModules, MissingPackage
-from tests.samples import ROOT
 
 FILES = {
     "cs336_systems/__init__.py": "from importlib.metadata import version\n__version__ = version('cs336_basics')\n",
@@ -180,18 +177,12 @@ def test_what_looks_at_modules_finds_them(modules):
     assert torch.equal(x.grad, torch.full((2,), 6.0))
 
 
-def test_kernels_run(tmp_path, modules):
-    folder = modules(**{"cs336_systems/language.py": LANGUAGE}).folder
-    program = f"""
-import torch
-from cs336_systems.folder_modules import modules_of
-kernel = modules_of({str(folder)!r}).load("cs336_systems.language").kernel
-x = torch.ones(16)
-kernel[(1,)](x, 16)
-assert torch.equal(x, torch.full((16,), 2.0))
-"""
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, check=True)
+def interpreted(modules):
+    """Kernels run, in the process of tests/training/test_interpreted.py."""
+    kernel = modules(**{"cs336_systems/language.py": LANGUAGE}).load("cs336_systems.language").kernel
+    x = torch.ones(16)
+    kernel[(1,)](x, 16)
+    assert torch.equal(x, torch.full((16,), 2.0))
 
 
 @pytest.mark.parametrize("has_basics", [True, False])

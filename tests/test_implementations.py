@@ -1,12 +1,12 @@
 """A user's own implementations, from the configuration to the call, and the complaints about wrong ones."""
 
-import os
 import subprocess
 import sys
 
 import pytest
 
 from cs336_systems.implementations import check, parse, parse_all
+from cs336_systems.model_check import check_model
 from cs336_systems.plan import make_plan
 from cs336_systems.record.source import own_digest
 from tests.samples import ROOT, config
@@ -179,12 +179,11 @@ def test_what_is_only_recorded_is_not_measured():
         ("Model = 1", "which is of type int; allowed: a model class"),
     ],
 )
-def test_any_end_of_a_models_module_is_one_sentence(tmp_path, body, sentence):
+def test_any_end_of_a_models_module_is_one_sentence(tmp_path, monkeypatch, body, sentence):
     (tmp_path / "theirs.py").write_text(body)
-    check = [sys.executable, "-m", "cs336_systems.model_check", "theirs:Model"]
-    paths = os.pathsep.join([str(ROOT), str(tmp_path)])
-    done = subprocess.run(check, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths})
-    assert done.returncode == 2
-    assert sentence in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert len(done.stderr) < 500
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "theirs", raising=False)
+    with pytest.raises(ValueError, match=sentence) as refused:
+        check_model("theirs:Model")
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 500

@@ -6,7 +6,7 @@ import sys
 from tests.support.interpreter import ROOT, interpreter_environment
 
 FILES = (
-    "tests/accounting/test_leaderboard.py",
+    *("tests/accounting/test_leaderboard.py", "tests/test_folder_modules.py::interpreted"),
     *(f"tests/training/test_{name}.py" for name in ("derivatives", "fused_model", "rms_norm", "rope", "swiglu")),
     *(f"tests/training/test_{name}.py::interpreted" for name in ("adamw", "fp8", "linear_cross_entropy")),
 )

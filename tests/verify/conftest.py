@@ -5,7 +5,7 @@ import pytest
 from cs336_systems.verify.launcher import Launcher
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def launcher():
-    with Launcher() as found:
-        yield found
+    with Launcher() as launcher:
+        yield launcher
