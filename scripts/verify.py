@@ -25,16 +25,10 @@ ROOT = Path(__file__).parents[1]
 WRITING = threading.Lock()
 
 
-def verify(family: str, implementation: Implementation, folder: Path, log: IO[str], limit_s: float) -> Verdict:
-    """The verdict on one implementation of a folder."""
-    with Launcher() as launcher:
-        return one(family, implementation, folder, Path(log.name), launcher, limit_s)
-
-
 def one(
     family: str, implementation: Implementation, folder: Path, log: Path, launcher: Launcher, limit_s: float
 ) -> Verdict:
-    """The verdict on one implementation, and a line with it."""
+    """The verdict on one implementation, which is also printed."""
     found = judging.verify(family, implementation, folder, log, launcher, limit_s)
     student = "" if folder == ROOT else f"{folder.name}: "
     print(f"{student}{family} {implementation.name}: {found.verdict}: {found.reason}", flush=True)

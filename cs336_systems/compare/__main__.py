@@ -12,10 +12,13 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-if TYPE_CHECKING:
-    from cs336_systems.compare.comparison import Comparison
+from cs336_systems.compare.comparison import Comparison, compare, compare_samples
+from cs336_systems.compare.output import cell_lines, to_csv, to_json, to_text
+from cs336_systems.compare.results import read_results
+from cs336_systems.compare.samples import FORMATS, read_samples
+from cs336_systems.compare.statistics import MARGIN
 
 
 class OneSentence(argparse.ArgumentParser):
@@ -66,17 +69,12 @@ def parser() -> OneSentence:
     return found
 
 
-def compared(options: argparse.Namespace) -> "Comparison":
+def compared(options: argparse.Namespace) -> Comparison:
     """Read both sides and compare them.
 
     Raises:
         ValueError: they cannot be compared, or an output would overwrite an input, in one sentence.
     """
-    from cs336_systems.compare.comparison import compare, compare_samples
-    from cs336_systems.compare.results import read_results
-    from cs336_systems.compare.samples import FORMATS, read_samples
-    from cs336_systems.compare.statistics import MARGIN
-
     margin = options.margin or MARGIN
     files = [Path(side).is_file() for side in (options.a, options.b)]
     if all(files):
@@ -124,11 +122,6 @@ def write(path: Path | None, text: Callable[[], str]) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Compare, print, write, and return the exit status."""
     options = parser().parse_args(arguments)
-    try:
-        from cs336_systems.compare.output import cell_lines, to_csv, to_json, to_text
-    except ModuleNotFoundError as error:
-        print(f"compare: {error.name} is not installed; run pip install 'cs336-systems[report]'", file=sys.stderr)
-        return 2
     try:
         found = compared(options)
         write(options.json, lambda: json.dumps(to_json(found)))

@@ -11,7 +11,7 @@ from cs336_systems.compare.results import Results
 from cs336_systems.compare.run_to_run import run_to_run
 from cs336_systems.compare.samples import Samples
 from cs336_systems.compare.speed import SLOWER, UNDECIDED, Verdict
-from cs336_systems.compare.statistics import LEVEL, MARGIN, Difference, RunToRun, difference, judge, widening
+from cs336_systems.compare.statistics import MARGIN, Difference, RunToRun, difference, judge, widening
 from cs336_systems.record.validation import Row
 
 STATED = ("gpu", "cpu", "driver", "cuda", "cudnn", "torch", "triton", "flash_attn", "python", "git_commit")
@@ -76,7 +76,6 @@ class Comparison:
     """By experiment, whether both runs measured it with the same digest of the code."""
     widened: float
     """Factor on all intervals: how much more the cells of unchanged code differ than calibrated."""
-    level: float
     margin: float
 
     def count(self, verdict: Verdict) -> int:
@@ -94,7 +93,6 @@ def compare(
     b: Results,
     *,
     margin: float = MARGIN,
-    level: float = LEVEL,
     price_a: float | None = None,
     price_b: float | None = None,
 ) -> Comparison:
@@ -120,7 +118,7 @@ def compare(
     rough = [compared(*pair, tops, profiles, model) for pair in pairs]
     same = [cell.difference for cell, pair in zip(rough, pairs, strict=True) if cell.judged and unchanged(*pair)]
     widened = factor(same, on_gpu=on_gpu)
-    cells = decided(rough, widened, margin, level)
+    cells = decided(rough, widened, margin)
     costs = [(cost(one, row_a, price_a), cost(other, row_b, price_b)) for one, row_a, other, row_b in pairs]
     return Comparison(
         a=a.name,
@@ -131,14 +129,11 @@ def compare(
         stated=stated([pair[1] for pair in pairs], [pair[3] for pair in pairs]),
         code=code([pair[1] for pair in pairs], [pair[3] for pair in pairs]),
         widened=widened,
-        level=level,
         margin=margin,
     )
 
 
-def compare_samples(
-    a: Samples, b: Samples, *, on_gpu: bool, margin: float = MARGIN, level: float = LEVEL
-) -> Comparison:
+def compare_samples(a: Samples, b: Samples, *, on_gpu: bool, margin: float = MARGIN) -> Comparison:
     """Compare two files of another tool.
 
     They do not show which times are of unchanged code. If there are enough times, most are assumed to be: their
@@ -174,13 +169,12 @@ def compare_samples(
     return Comparison(
         a=a.name,
         b=b.name,
-        cells=tuple(decided(rough, widened, margin, level)),
+        cells=tuple(decided(rough, widened, margin)),
         only_a=tuple(name for name in a.times if name not in b.times),
         only_b=tuple(name for name in b.times if name not in a.times),
         stated={name: both for name, both in about.items() if both[0] != both[1]},
         code={},
         widened=widened,
-        level=level,
         margin=margin,
     )
 
@@ -190,12 +184,12 @@ def factor(unchanged: Sequence[Difference], *, on_gpu: bool) -> float:
     return max(1.0, widening(unchanged)) if on_gpu else max(QUIET, CPU_TAIL * widening(unchanged, CPU_SHARES))
 
 
-def decided(rough: Sequence[Compared], widened: float, margin: float, level: float) -> list[Compared]:
+def decided(rough: Sequence[Compared], widened: float, margin: float) -> list[Compared]:
     """Times with their verdicts, or with the reason why there is none."""
     judged = [cell for cell in rough if cell.judged]
     wide = [replace(cell.difference, deviation=widened * cell.difference.deviation) for cell in judged]
-    verdicts = dict(zip(map(id, judged), zip(wide, judge(wide, margin=margin, level=level), strict=True), strict=True))
-    return [finished(cell, verdicts.get(id(cell)), level) for cell in rough]
+    verdicts = dict(zip(map(id, judged), zip(wide, judge(wide, margin=margin), strict=True), strict=True))
+    return [finished(cell, verdicts.get(id(cell))) for cell in rough]
 
 
 def matched(a: Cell, b: Cell) -> list[tuple[Cell, Row, Cell, Row]]:
@@ -245,12 +239,12 @@ def compared(
     )
 
 
-def finished(cell: Compared, told: tuple[Difference, Verdict] | None, level: float) -> Compared:
+def finished(cell: Compared, decision: tuple[Difference, Verdict] | None) -> Compared:
     """A cell with its verdict, or with the reason why there is none."""
-    if told is None:
+    if decision is None:
         return cell
-    found, verdict = told
-    reason = f"only a change of {found.resolution(level):.0%} or more would be detected" if verdict == UNDECIDED else ""
+    found, verdict = decision
+    reason = f"only a change of {found.resolution():.0%} or more would be detected" if verdict == UNDECIDED else ""
     return replace(cell, difference=found, verdict=verdict, reason=reason)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from cs336_systems.compare.comparison import Compared, Comparison
 from cs336_systems.compare.speed import FASTER, SLOWER, VERDICTS
+from cs336_systems.compare.statistics import LEVEL
 
 SHOWN = 20
 """Number of cells of each kind listed on the terminal."""
@@ -20,7 +21,7 @@ OTHER = 3
 BOUNDS = ("matmul", "memory", "communication", "host", "unknown")
 
 
-def cell_json(cell: Compared, level: float) -> dict[str, Any]:
+def cell_json(cell: Compared) -> dict[str, Any]:
     """A compared cell as plain values."""
     low, high = cell.difference.interval()
     values = {name: getattr(cell, name) for name in ("experiment", "cell", "details", "metric", "unit", "a", "b")}
@@ -28,7 +29,7 @@ def cell_json(cell: Compared, level: float) -> dict[str, Any]:
         "ratio": cell.difference.ratio,
         "low": low,
         "high": high,
-        "resolution": cell.difference.resolution(level),
+        "resolution": cell.difference.resolution(),
         "verdict": cell.verdict,
         "reason": cell.reason,
         "bound": cell.bound,
@@ -43,7 +44,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
     return {
         "a": comparison.a,
         "b": comparison.b,
-        "false_discovery_rate": comparison.level,
+        "false_discovery_rate": LEVEL,
         "margin": comparison.margin,
         "widened": comparison.widened,
         "counts": {verdict: comparison.count(verdict) for verdict in VERDICTS},
@@ -51,7 +52,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
         "same_code": dict(comparison.code),
         "only_a": list(comparison.only_a),
         "only_b": list(comparison.only_b),
-        "cells": [cell_json(cell, comparison.level) for cell in comparison.cells],
+        "cells": [cell_json(cell) for cell in comparison.cells],
     }
 
 
@@ -60,7 +61,7 @@ def to_csv(comparison: Comparison) -> str:
     file = io.StringIO(newline="")
     writer: csv.DictWriter[str] | None = None
     for cell in comparison.cells:
-        values = cell_json(cell, comparison.level)
+        values = cell_json(cell)
         for side in ("a", "b"):
             found = values.pop(f"cost_{side}") or {}
             values[f"price_per_million_tokens_{side}"] = found.get("price")
@@ -84,7 +85,7 @@ def to_text(comparison: Comparison) -> str:
         lines.append(f"  code: {f'differs for {changed}' if changed else 'the same'}")
     lines += ["", f"  {counted(comparison.cells)}"]
     lines.append(
-        f"  False discovery rate {comparison.level:.0%}; same: within {comparison.margin:.0%}; intervals"
+        f"  False discovery rate {LEVEL:.0%}; same: within {comparison.margin:.0%}; intervals"
         f" {comparison.widened:.2f} times the calibrated ones."
     )
     for side, only in ((a, comparison.only_a), (b, comparison.only_b)):

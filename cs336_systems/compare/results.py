@@ -32,18 +32,14 @@ class Results:
         return machine_label(self.rows[0].gpu)
 
 
-def read_results(name: str, root: Path = Path()) -> Results:
-    """Read a result folder.
-
-    Args:
-        name: a folder, or the label or the GPU's name of one in `results` or `recorded`.
-        root: the parent of those two.
+def read_results(name: str) -> Results:
+    """Read a result folder: a path, or the label or the GPU's name of one in `results` or `recorded`.
 
     Raises:
         ValueError: the folder does not exist, has no results, or has a file that no measurement wrote (truncated,
             edited, without its SHA-256), in one sentence.
     """
-    raw, csvs = find(name, root)
+    raw, csvs = find(name)
     by_experiment: dict[str, list[Path]] = {}
     for path in csvs:
         by_experiment.setdefault(experiment_of(path), []).append(path)
@@ -69,15 +65,15 @@ def labels_of(name: str) -> list[str]:
     return list(dict.fromkeys(labels))
 
 
-def find(name: str, root: Path) -> tuple[Path, Sequence[Path]]:
+def find(name: str) -> tuple[Path, Sequence[Path]]:
     """The folder of the CSV files that a name stands for, and the files; raises as `read_results` does."""
-    labelled = [root / parent / label for label in labels_of(name) for parent in PARENTS]
+    labelled = [Path(parent, label) for label in labels_of(name) for parent in PARENTS]
     folders = [Path(name)] if Path(name).is_dir() else [folder for folder in labelled if folder.is_dir()]
     if len(folders) > 1:
         both = " and ".join(map(str, folders))
         raise ValueError(f"{name} is the label of {both}; allowed: the path of one of them")
     if not folders:
-        labels = sorted({path.name for parent in PARENTS for path in (root / parent).glob("*") if raw_csvs(path)})
+        labels = sorted({path.name for parent in PARENTS for path in Path(parent).glob("*") if raw_csvs(path)})
         raise ValueError(
             f"no results are named {name!r}; allowed: a folder with raw/EXPERIMENT/JOB.csv, or a label: "
             f"{', '.join(labels) or 'none is measured or recorded yet'}"

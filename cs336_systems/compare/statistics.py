@@ -118,9 +118,9 @@ class Difference:
         """Time of b divided by time of a."""
         return math.exp(self.log_ratio)
 
-    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """The interval of this one ratio."""
-        reach = NORMAL.inv_cdf((1 + confidence) / 2) * self.deviation
+    def interval(self) -> tuple[float, float]:
+        """The 95 % confidence interval of this one ratio."""
+        reach = NORMAL.inv_cdf(0.975) * self.deviation
         return math.exp(self.log_ratio - reach), math.exp(self.log_ratio + reach)
 
     @property
@@ -133,9 +133,9 @@ class Difference:
         reach = math.log1p(margin)
         return max(tail((reach - side * self.log_ratio) / self.deviation) for side in (1, -1))
 
-    def resolution(self, level: float = LEVEL) -> float:
+    def resolution(self) -> float:
         """The slow-down detected with probability POWER if a share CHANGED of the cells has changed."""
-        critical = NORMAL.inv_cdf(1 - level * CHANGED / 2) + NORMAL.inv_cdf(POWER)
+        critical = NORMAL.inv_cdf(1 - LEVEL * CHANGED / 2) + NORMAL.inv_cdf(POWER)
         return math.expm1(critical * self.deviation)
 
 
@@ -144,11 +144,11 @@ def tail(z: float) -> float:
     return math.erfc(z / math.sqrt(2)) / 2
 
 
-def difference(a: Time, b: Time, model: RunToRun, *, widen: float = 1.0) -> Difference:
+def difference(a: Time, b: Time, model: RunToRun) -> Difference:
     """Compare two runs' times of a cell; rates are compared as times per unit of work."""
     assert a.is_ms == b.is_ms, "a time cannot be compared with a rate"
     log_ratio = math.log(b.median / a.median) * (1 if a.is_ms else -1)
-    return Difference(log_ratio, widen * math.hypot(model.deviation(a), model.deviation(b)))
+    return Difference(log_ratio, math.hypot(model.deviation(a), model.deviation(b)))
 
 
 def benjamini_hochberg(p_values: Sequence[float], level: float = LEVEL) -> list[bool]:
@@ -159,13 +159,13 @@ def benjamini_hochberg(p_values: Sequence[float], level: float = LEVEL) -> list[
     return [index in rejected for index in range(len(p_values))]
 
 
-def judge(differences: Sequence[Difference], *, margin: float = MARGIN, level: float = LEVEL) -> list[Verdict]:
+def judge(differences: Sequence[Difference], *, margin: float = MARGIN) -> list[Verdict]:
     """Return verdicts on b against a, for all cells together.
 
     A difference proven to be below the margin counts as none, even if it is proven to be nonzero.
     """
-    same = benjamini_hochberg([each.p_equivalent(margin) for each in differences], level)
-    apart = benjamini_hochberg([each.p_different for each in differences], level)
+    same = benjamini_hochberg([each.p_equivalent(margin) for each in differences])
+    apart = benjamini_hochberg([each.p_different for each in differences])
     return [
         outcome(each.log_ratio, tie=math.inf if is_same else -1.0, reach=0.0 if is_apart else math.inf)
         for each, is_same, is_apart in zip(differences, same, apart, strict=True)

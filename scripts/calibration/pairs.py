@@ -115,9 +115,9 @@ def pairs_of(runs: Iterable[Sequence[Row]]) -> list[Pair]:
     return found
 
 
-def from_history(folder: str = "recorded") -> list[Pair]:
+def from_history() -> list[Pair]:
     """The pairs in the history of the recorded results."""
-    return pairs_of(recorded_versions(folder))
+    return pairs_of(recorded_versions("recorded"))
 
 
 def from_launches(folders: Iterable[Path]) -> list[Pair]:

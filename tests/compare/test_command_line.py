@@ -3,13 +3,10 @@
 import csv
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 
 from cs336_systems.compare.__main__ import main
-from tests.samples import ROOT
 from tests.support.planted_runs import copy_of, scaled
 
 JOB = "flash/leaderboard"
@@ -103,17 +100,6 @@ def test_a_label_with_two_meanings_is_refused(folders, capsys):
     shutil.copytree(folders / "results/two", folders / "recorded/two")
     assert main(["one", "two"]) == 2
     assert "two is the label of results/two and recorded/two; allowed: the path of one" in capsys.readouterr().err
-
-
-def test_a_missing_package_is_named_with_the_extra():
-    """Without the report's packages, as after `pip install .`, the command says how to get them; it needs no torch."""
-    code = (
-        "import sys; sys.modules.update(pydantic=None, torch=None);"
-        "from cs336_systems.compare.__main__ import main; sys.exit(main(['a', 'b']))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 2
-    assert done.stderr == "compare: pydantic is not installed; run pip install 'cs336-systems[report]'\n"
 
 
 @pytest.mark.parametrize(
