@@ -249,9 +249,7 @@ def _place(error: ErrorDetails) -> tuple[int | str, ...]:
 
 
 def _follow(content: Any, place: Sequence[int | str]) -> tuple[dict[str, Any], Any, tuple[int | str, ...]]:
-    """The schema at a path, with value and path; for a union the whole union, since pydantic adds names for its
-    members.
-    """
+    """The schema, the value and the path at a path; for a union those of the whole union."""
     whole = schema = Config.model_json_schema()
     for depth, key in enumerate(place):
         patterns = schema.get("patternProperties", {}).values()

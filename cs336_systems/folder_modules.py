@@ -88,9 +88,7 @@ class Source(SourceFileLoader):
 
 
 class NoDistribution(importlib.metadata.Distribution):
-    """The distribution returned to the handout's packages when they look up their own version without being
-    installed.
-    """
+    """What the handout's packages get when they look up their own version without being installed."""
 
     def read_text(self, filename: str) -> str | None:
         """A version, and nothing else."""

@@ -12,9 +12,7 @@ def uuid(device: torch.device) -> str:
 
 
 def compute_capability(device: torch.device) -> tuple[int, int]:
-    """Return an NVIDIA GPU's compute capability; NONE for any other device, including ROCm, whose numbers have another
-    meaning.
-    """
+    """An NVIDIA GPU's compute capability; NONE for any other device, also ROCm's, whose numbers mean something else."""
     if device.type != "cuda" or torch.version.hip:
         return NONE
     return torch.cuda.get_device_capability(device)

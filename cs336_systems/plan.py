@@ -108,9 +108,7 @@ class Plan:
         return job.processes if device_of(job.cells[0], self.device) == CUDA else 0
 
     def nodes_of(self, job: Job) -> int:
-        """Number of nodes that a job needs: the smallest number that has its GPUs, the same number on each; 1 if none
-        have.
-        """
+        """The smallest number of nodes that has the GPUs of a job, the same number on each; 1 if none has."""
         needed = self.gpus_of(job)
         enough = (nodes for nodes in range(1, self.nodes + 1) if needed <= nodes * self.gpus and needed % nodes == 0)
         return next(enough, 1)

@@ -74,9 +74,7 @@ class BlockActivations:
 
     @property
     def residual(self) -> int:
-        """Bytes of the residual stream, [batch, context, d_model] in fp32: a block's input, its output, or a
-        gradient.
-        """
+        """Bytes of the residual stream, [batch, context, d_model] in fp32."""
         return residual_bytes(self.shape, self.batch_size, self.context)
 
     @property

@@ -129,9 +129,7 @@ class FullySharded:
 
     @property
     def gathered_in_a_step(self) -> int:
-        """Bytes of all gathered weights: each is gathered for both passes, but the embedding is not needed in the
-        backward pass, and the head, which is needed first there, is still gathered.
-        """
+        """Bytes of all gathered weights: the embedding and the head are gathered once, all others for both passes."""
         units = self.units()
         return 2 * self._bytes(units) - self._bytes([units[0], units[-1]])
 

@@ -109,9 +109,7 @@ def head_gradient(setting: Setting) -> int:
 
 
 def _casts_log_probabilities(setting: Setting) -> bool:
-    """Whether cross-entropy computes log-probabilities in bf16 and casts them, as on a GPU; on a CPU autocast casts the
-    logits.
-    """
+    """Whether cross-entropy casts log-probabilities computed in bf16; on a CPU autocast casts the logits instead."""
     return setting.precision == "autocast" and setting.on_gpu
 
 

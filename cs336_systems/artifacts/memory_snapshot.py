@@ -21,9 +21,7 @@ from cs336_systems.record.measurement import Measurement
 
 
 def write_snapshot(cell: MemoryProfile, device: torch.device, output: Path) -> str:
-    """Write the allocator's snapshot of one step after warm-up; return the reason if there is none, or an empty
-    string.
-    """
+    """Write the allocator's snapshot of one step after warm-up; returns why there is none, or an empty text."""
 
     def snapshot(cell: MemoryProfile, device: torch.device) -> list[Measurement]:
         require_history(device)

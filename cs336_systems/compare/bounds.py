@@ -169,9 +169,7 @@ def attention_bound(row: Any) -> Bound:
 
 
 def utilization(row: Any) -> float | None:
-    """Matmul FLOPs of a model's step or pass, divided by its time and the GPU's dense peak; None if one is not
-    known.
-    """
+    """Matmul FLOPs of a model's step or pass relative to the GPU's dense peak; None if either is not known."""
     gpu = gpu_of(row.gpu)
     if gpu is None or not all(hasattr(row, name) for name in ("size", "vocab_size", "batch_size", "context")):
         return None

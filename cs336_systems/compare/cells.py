@@ -43,9 +43,7 @@ class Cell:
 
     @property
     def key(self) -> Key:
-        """The values that two cells must share to be compared: parameters, seed, number of GPUs and nodes, and
-        dtypes.
-        """
+        """The values that two compared cells share: parameters, seed, number of GPUs and nodes, and dtypes."""
         row = self.rows[0]
         place = [getattr(row, name) for name in ("seed", "gpu_count", "nodes", "tf32")]
         dtypes = sorted((each.metric, self.details(each), each.value) for each in self.rows if each.unit == "dtype")

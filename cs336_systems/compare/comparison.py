@@ -200,9 +200,7 @@ def matched(a: Cell, b: Cell) -> list[tuple[Cell, Row, Cell, Row]]:
 
 
 def unchanged(a: Cell, row_a: Row, b: Cell, row_b: Row) -> bool:
-    """Whether two rows are runs of the same program on the same kind of machine: they show how far unchanged runs
-    differ.
-    """
+    """Whether two rows are runs of the same program on the same kind of machine, and not copies of one run."""
     same = all(getattr(row_a, name) == getattr(row_b, name) for name in ("revisions", *VERSIONS))
     return same and getattr(row_a, "utc", "") != getattr(row_b, "utc", "")
 

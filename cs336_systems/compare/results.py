@@ -87,9 +87,7 @@ def find(name: str) -> tuple[Path, Sequence[Path]]:
 
 
 def raw_csvs(folder: Path) -> list[Path]:
-    """The CSV files of jobs in a folder's raw folder or in the folder itself: by experiment, or side by side with
-    digests.
-    """
+    """The CSV files of jobs below a folder, or in its `raw`: by experiment, or side by side with digests."""
     for base in (folder / "raw", folder):
         by_experiment = [path for path in sorted(base.glob("*/*.csv")) if path.parent.name in KINDS]
         side_by_side = [path for path in sorted(base.glob("*.csv")) if digest_path(path).exists()]

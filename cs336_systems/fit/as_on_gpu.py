@@ -89,9 +89,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """FlashAttention in half precision without a mask; otherwise the memory-efficient kernel or, with grouped queries,
-    matmuls.
-    """
+    """FlashAttention in half precision without a mask; else the memory-efficient kernel, or matmuls."""
     if query.dtype != torch.float32 and attn_mask is None:
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         return flash(query, key, value, dropout_p, is_causal, scale=scale)[0]

@@ -90,9 +90,7 @@ def give_attention(case: Case, generator: torch.Generator) -> Given:
 
 
 def judge_attention(case: Case, given: Given, answers: list[Answer]) -> Finding:
-    """Compare with attention in float64; the handout's cases allow 1e-2, the cases beyond it the accuracy of fp32 and
-    bf16.
-    """
+    """Compare with attention in float64: within 1e-2 in the handout's cases, else as exactly as fp32 or bf16 allow."""
     [inputs], [answer], header = given, answers, case.header
     if header["strided"]:
         q, k, v = (part.movedim(0, 1) for part in inputs["qkv"].unbind(1))
@@ -297,9 +295,7 @@ def data_parallel_cases() -> Iterator[Case]:
 
 
 def judge_fsdp(case: Case, given: Given, answers: list[Answer]) -> Finding:
-    """Compare gathered weights at start and end with a single process's, and the size of each rank's weights with its
-    share.
-    """
+    """Compare gathered weights at start and end with a single process's, and each rank's share with its size."""
     alone, header = trained_alone(case, given), case.header
     for rank, answer in enumerate(answers):
         start, end = parts(answer.tensors, "start"), parts(answer.tensors, "end")

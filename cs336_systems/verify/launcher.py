@@ -135,9 +135,7 @@ class Ranks:
         return len(self._connections)
 
     def run(self, header: Mapping[str, Any], given: Sequence[Mapping[str, Tensor]]) -> list[Answer]:
-        """Run a case and return each rank's answer. A rank that has not answered when time is up, or long after one
-        failed, is late.
-        """
+        """Run a case; returns each rank's answer. A rank is late if time is up, or long after another one failed."""
         answers: dict[int, Answer] = {}
         for rank, connection in enumerate(self._connections):
             with contextlib.suppress(OSError):

@@ -134,9 +134,7 @@ def judged(checks: Sequence[Check], of_what: str) -> tuple[str, str]:
 
 
 def cards(bundle: Bundle) -> Finding:
-    """Check cards against the data sheet; their verdicts are based on earlier cards, in this clone and in the
-    bundle.
-    """
+    """Check cards against the data sheet; their verdicts are based on earlier cards, here and in the bundle."""
     if not bundle.cards:
         return Finding("cards", UNDECIDED, "none, which `snakemake card` makes")
     verdicts = judge_in_order({**read_cards(RECORDED / bundle.plan.machine, bundle.plan.machine), **bundle.cards})

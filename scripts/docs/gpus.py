@@ -56,9 +56,7 @@ def memory_table() -> tuple[list[str], list[list[str]]]:
 
 
 def cells_that_run(gpu: Gpu) -> Iterator[tuple[str, tuple[int, int]]]:
-    """For each experiment the number of cells that are not too large for one of four GPUs, and the number of all
-    cells.
-    """
+    """For each experiment the number of cells that may fit into one of four GPUs, and the number of all cells."""
     plan = make_plan(read_mapping(Path(CONFIG)) | {"machine": f"4 x {gpu.name}"})
     for name, jobs in plan.jobs.items():
         cells = [each.outcome != TOO_LARGE for each in expected(plan, gpu, jobs.values())]
