@@ -23,9 +23,8 @@ if [ "${#tests[@]}" = 0 ]; then exit; fi
 log="$passed/last.log"
 cache=$(mktemp -d)
 trap 'rm -rf "$cache"' EXIT
-# One thread per process, since several ranks share the processor. A busy host makes tests slow, not wrong: ranks have a
-# limit of processor time, and this one, by the clock, only ends what hangs. Wide, so that the summary's lines of failed
-# tests name their exceptions.
+# One thread per process, since several ranks share the processor. A busy host makes tests slow, not wrong: the limit only
+# ends what hangs. Wide, so that the summary's lines of failed tests name their exceptions.
 run() { COLUMNS=1000 OMP_NUM_THREADS=1 python -m pytest -q -m numeric -o cache_dir="$cache" -o timeout=1800 "$@" "${tests[@]}" >"$log" 2>&1; }
 # Side by side: most of the time processors compile. A worker takes neighbours, which share what takes long to make, and then
 # the rest of others'. What has failed runs again by itself, since GPUs are shared too: their time and memory, and some let

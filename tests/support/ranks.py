@@ -6,7 +6,6 @@ import gc
 import importlib
 import importlib.util
 import inspect
-import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -19,7 +18,6 @@ from datetime import timedelta
 from pathlib import Path
 from unittest import mock
 
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -27,9 +25,6 @@ import torch.multiprocessing
 
 PROCESSES = 2
 COLLECTIVE_TIMEOUT = timedelta(seconds=60)
-TEST_LIMIT_SECONDS, COMMAND_LIMIT_SECONDS = 120, 280
-"""Processor time that a rank may use: on a busy host a test takes longer by the clock, and is as right."""
-POLL_SECONDS = 1
 LAST_WORDS_SECONDS = 3
 """How long the others have to say what went wrong once a rank has failed."""
 
@@ -166,13 +161,13 @@ class Ranks:
             connection.close()
         self.workers = []
 
-    def run(self, module, name, parameters, seconds=TEST_LIMIT_SECONDS):
+    def run(self, module, name, parameters):
         if not self.workers:
             self.start()
         for _, connection in self.workers:
             connection.send((module, name, parameters))
         try:
-            errors = self.collect(seconds)
+            errors = self.collect()
         except BaseException:  # pytest-timeout's, of ranks that wait for nothing
             self.stop()
             raise
@@ -183,18 +178,16 @@ class Ranks:
     def run_module(self, module, arguments, printed):
         """`torchrun -m MODULE ARGUMENTS`, but in these processes; what rank 0 prints goes into the file `printed`."""
         parameters = {"module": module, "arguments": arguments, "printed": printed}
-        self.run(__name__, "run_module", parameters, COMMAND_LIMIT_SECONDS)
+        self.run(__name__, "run_module", parameters)
 
-    def collect(self, seconds):
-        """Wait for all ranks, while none has used so many seconds of processor time; the error of each that has one."""
+    def collect(self):
+        """Wait for all ranks; returns the error of each that has one."""
         waiting = {connection: rank for rank, (_, connection) in enumerate(self.workers)}
-        errors = []
-        before = self.processor_seconds()
-        deadline = math.inf
+        errors, deadline = [], None
         while waiting:
-            ready = multiprocessing.connection.wait(waiting, max(0.0, min(POLL_SECONDS, deadline - time.monotonic())))
-            used = max(now - then for now, then in zip(self.processor_seconds(), before, strict=True))
-            if not ready and (used > seconds or time.monotonic() >= deadline):
+            left = deadline and max(0.0, deadline - time.monotonic())
+            ready = multiprocessing.connection.wait(waiting, left)
+            if not ready:
                 return [*errors, *(f"rank {rank} is still running" for rank in waiting.values())]
             for connection in ready:
                 rank = waiting.pop(connection)
@@ -204,19 +197,8 @@ class Ranks:
                     error = "the process has died"
                 if error:
                     errors.append(f"rank {rank}: {error}")
-                    deadline = min(deadline, time.monotonic() + LAST_WORDS_SECONDS)
+                    deadline = deadline or time.monotonic() + LAST_WORDS_SECONDS
         return errors
-
-    def processor_seconds(self):
-        """What each rank has used, and the processes that it started and that have ended; 0 of one that has died."""
-        return [processor_seconds(process.pid) for process, _ in self.workers]
-
-
-def processor_seconds(pid):
-    """Processor time of a process so far; 0 if it has ended."""
-    with contextlib.suppress(psutil.Error):
-        return sum(psutil.Process(pid).cpu_times()[:4])
-    return 0.0
 
 
 def serve(connection, rank, processes, backend, meeting_point):
