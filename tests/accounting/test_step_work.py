@@ -36,11 +36,14 @@ def test_flops_are_those_of_the_matmuls_of_a_real_step():
         "cs336_systems.model:TransformerLM", shape, vocab_size=50, context_length=24, device=torch.device("cpu")
     )
     step = TrainingStep(model, torch.randint(50, (3, 25)))
-    with FlopCounterMode(display=False) as counted:
-        step.forward()
-        step.backward()
+    counts = {}
+    for stage in (step.forward, step.backward):
+        with FlopCounterMode(display=False) as counter:
+            stage()
+        counts[stage.__name__] = counter.get_total_flops()
     # The counter knows nothing of masks; plain attention computes all scores.
-    assert counted.get_total_flops() == step_flops("nano", 3, 24, 50, causal=False)
+    assert counts["backward"] == 2 * counts["forward"]
+    assert sum(counts.values()) == step_flops("nano", 3, 24, 50, causal=False)
     setting = TOP.setting({"size": "nano", "batch_size": 3, "context": 24, "vocab_size": 50})
     maps = [*linear_maps(setting) * shape.num_layers, (shape.d_model, 50)]
     assert sum(2 * setting.tokens * d_in * d_out for d_in, d_out in maps) == transformer.matmul_flops(shape, 50, 72)
