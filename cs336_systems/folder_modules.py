@@ -185,7 +185,8 @@ class FolderModules(MetaPathFinder):
                 if error is not self._failed[1]:
                     missing = isinstance(error, MissingPackage) and error.name
                     self._failed = (missing or name, error)
-                    self._shorten(error)
+                    if isinstance(error, ImportError) and error.msg:
+                        error.msg = error.msg.replace(f"{self.package}.", "")
                 failed = self._failed[0]
                 if self._depth > 1 or f"{name}.".startswith(f"{failed}.") or failed in self._absent:
                     raise
@@ -235,11 +236,6 @@ class FolderModules(MetaPathFinder):
 
     def _stand_in(self, absent: str) -> Absent:
         return Absent(self._absent[absent], pytorchs_layers() if absent == HANDOUTS_BASICS else {})
-
-    def _shorten(self, error: BaseException) -> None:
-        """Remove the private package from a message."""
-        if isinstance(error, ImportError) and error.msg:
-            error.msg = error.msg.replace(f"{self.package}.", "")
 
 
 def search_path(folder: Path) -> list[str]:

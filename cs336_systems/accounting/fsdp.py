@@ -54,14 +54,6 @@ def block_matrices(shape: ModelShape) -> Iterator[Matrix]:
     yield Matrix("down", shape.d_model, shape.d_ff)
 
 
-def all_gather_seconds(size: float, devices: int, bandwidth: float) -> float:
-    """From a shard of size/N bytes on each device to the whole tensor on all of them, at W bytes/s.
-
-    In each of N - 1 steps a device passes on the shard that it received in the step before: (N - 1)/N · S/W.
-    """
-    return (devices - 1) / devices * size / bandwidth
-
-
 @dataclass(frozen=True)
 class Times:
     """Seconds of one unit on each device."""
@@ -146,22 +138,20 @@ class FullySharded:
     def forward(self, tokens: float, device: Accelerator) -> list[Times]:
         """For each unit, seconds of its matmuls for the tokens of one rank, and of gathering it.
 
-        Attention and elementwise functions, which can also hide communication, are not counted.
+        Attention and elementwise functions, which can also hide communication, are not counted. In each of N - 1 steps
+        of a gather a rank passes on the shard that it received in the step before: (N - 1)/N · S/W.
         """
+        sent = (self.ranks - 1) / self.ranks
         return [
             Times(
-                compute=self._flops(unit, tokens) / device.flops,
-                communication=all_gather_seconds(self._bytes([unit]), self.ranks, device.bandwidth),
+                compute=2 * tokens * sum(matrix.numbers for matrix in unit if matrix.multiplies) / device.flops,
+                communication=sent * self._bytes([unit]) / device.bandwidth,
             )
             for unit in self.units()
         ]
 
     def _bytes(self, units: Iterable[Unit]) -> int:
         return BYTES[self.precision] * sum(matrix.padded(self.ranks) for unit in units for matrix in unit)
-
-    @staticmethod
-    def _flops(unit: Unit, tokens: float) -> float:
-        return 2 * tokens * sum(matrix.numbers for matrix in unit if matrix.multiplies)
 
 
 def waiting_seconds(units: Sequence[Times]) -> float:

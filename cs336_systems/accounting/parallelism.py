@@ -35,11 +35,6 @@ class FeedForward:
         """Bytes of all matrices, and of their gradients."""
         return BYTES["bf16"] * self.matrices * self.d_model * self.d_ff
 
-    @property
-    def activation_bytes(self) -> float:
-        """Bytes of the input, of the output, and of the gradient of either: [B, D]."""
-        return BYTES["bf16"] * self.tokens * self.d_model
-
 
 @dataclass(frozen=True)
 class Parallel:
@@ -94,7 +89,7 @@ class Parallel:
         grows with X, and the second falls. Their maximum is smallest if they are equal, g X² + (h - g) X = h N; their
         sum if its derivative is 0, X = √(h N/g), or at the nearer end.
         """
-        ratio = 2 * self.layer.activation_bytes / self.layer.weight_bytes
+        ratio = 2 * BYTES["bf16"] * self.layer.tokens * self.layer.d_model / self.layer.weight_bytes
         if overlapped:
             half = (ratio - 1) / 2
             return math.sqrt(half**2 + ratio * devices) - half

@@ -178,7 +178,8 @@ def _passes(setting: Setting) -> Iterator[Use]:
     whole = setting.weight_bytes * setting.weights
     of_head = setting.weight_bytes * (setting.vocab_size + 1) * setting.shape.d_model
     of_block = (whole - 2 * of_head + setting.weight_bytes * setting.shape.d_model) // layers
-    at_the_loss, at_a_block, gathered = kept.loss_working(setting), kept.block_working(setting), _gathered(setting)
+    at_the_loss, at_a_block = kept.loss_working(setting), kept.block_working(setting)
+    gathered = fully_sharded(setting).gathered if setting.scheme == "FSDP" else 0
     input_ = kept.recomputed_block(setting) if setting.passes == "fused" else setting.block.residual
     for index in (None, *reversed(range(layers))):
         gradients = 0 if index is None else of_head + (layers - 1 - index) * of_block
@@ -202,11 +203,6 @@ def _passes(setting: Setting) -> Iterator[Use]:
         )
     gradients = 0 if setting.overlap and setting.trains else whole
     yield Use(**state, gradients=_held_gradients(setting, gradients, whole))
-
-
-def _gathered(setting: Setting) -> int:
-    """Bytes of FSDP's gathered weights."""
-    return fully_sharded(setting).gathered if setting.scheme == "FSDP" else 0
 
 
 def _held_gradients(setting: Setting, so_far: int, whole: int) -> int:

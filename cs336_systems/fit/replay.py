@@ -1,8 +1,9 @@
 """The peak memory of a traced training step, depending on how ranks share its state."""
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
@@ -18,6 +19,13 @@ from cs336_systems.parallel.ownership import plan_buckets
 BUCKET = 100 * MB
 REST_OF_MASTER = 2
 """Bytes by which an fp32 master exceeds its bf16 weight."""
+SHARED: Mapping[Scheme, tuple[str, ...]] = {
+    **dict.fromkeys(("alone", "data parallel"), ()),
+    "sharded optimizer": ("state",),
+    "ZeRO-2": ("gradients", "state"),
+    "FSDP": ("weights", "gradients", "state"),
+}
+"""What ranks share under each scheme."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,20 +35,9 @@ class Sharing:
     scheme: Scheme = "alone"
     ranks: int = 1
 
-    @property
-    def weight_shares(self) -> int:
-        """Ranks that share the weights."""
-        return self.ranks if self.scheme == "FSDP" else 1
-
-    @property
-    def gradient_shares(self) -> int:
-        """Ranks that share the gradients."""
-        return self.ranks if self.scheme in ("FSDP", "ZeRO-2") else 1
-
-    @property
-    def state_shares(self) -> int:
-        """Ranks that share the optimizer's state."""
-        return self.ranks if self.scheme in ("FSDP", "ZeRO-2", "sharded optimizer") else 1
+    def shares(self, what: Literal["weights", "gradients", "state"]) -> int:
+        """Ranks that share the weights, the gradients or the optimizer's state."""
+        return self.ranks if what in SHARED[self.scheme] else 1
 
 
 def peak_of(trace: Trace, sharing: Sharing = Sharing(), *, on_gpu: bool = True) -> Use:
@@ -116,7 +113,7 @@ class _Replay:
     def hold_state(self) -> None:
         """Allocate the tensors that outlive all steps."""
         for index, parameter in enumerate(self.trace.parameters):
-            size = self._share(parameter.numel(), self.sharing.weight_shares) * self._stored(parameter)
+            size = self._share(parameter.numel(), self.sharing.shares("weights")) * self._stored(parameter)
             self.memory.allocate(("weight", index), "parameters", size)
         for index, size in enumerate(self.trace.constants):
             self.memory.allocate(("constant", index), "parameters", size)
@@ -160,7 +157,7 @@ class _Replay:
     def update(self) -> None:
         """Create the optimizer state in the first update, and free gradients and the step's remaining tensors."""
         for index, parameter in enumerate(self.trace.parameters):
-            numbers = self._part(index, self.sharing.state_shares)
+            numbers = self._part(index, self.sharing.shares("state"))
             if ("moment 1", index) in self.memory.live:
                 break
             for which in ("moment 1", "moment 2"):
@@ -195,7 +192,7 @@ class _Replay:
         name, index = self.travelling.popleft()
         self.memory.free(name)
         parameter = self.trace.parameters[index]
-        size = self._part(index, self.sharing.gradient_shares) * self._stored(parameter)
+        size = self._part(index, self.sharing.shares("gradients")) * self._stored(parameter)
         shard = ("shard", self.passed, index)
         self.memory.allocate(shard, "gradients", size)
         self.gradients.append(shard)

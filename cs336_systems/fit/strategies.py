@@ -1,13 +1,21 @@
 """Training configurations that `fit` compares: settings of one question, in the order in which one would try them."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from cs336_systems.accounting.peak_memory import peak, with_fewest_recomputed
-from cs336_systems.accounting.setting import Setting
+from cs336_systems.accounting.setting import Scheme, Setting
 from cs336_systems.fit.parameters import Question
+
+SCHEMES: Mapping[Scheme, str] = {
+    "data parallel": "data parallel",
+    "sharded optimizer": "ZeRO-1",
+    "ZeRO-2": "ZeRO-2",
+    "FSDP": "FSDP",
+}
+"""Sharding schemes of a model's state, and their names."""
 
 
 def strategies(question: Question, capacity: float) -> Iterator[tuple[str, Setting]]:
@@ -29,12 +37,7 @@ def strategies(question: Question, capacity: float) -> Iterator[tuple[str, Setti
             yield name, replace(base, **options)
         yield "compiled", replace(base, passes="compiled")
     else:
-        for scheme, title in (
-            ("data parallel", "data parallel"),
-            ("sharded optimizer", "ZeRO-1"),
-            ("ZeRO-2", "ZeRO-2"),
-            ("FSDP", "FSDP"),
-        ):
+        for scheme, title in SCHEMES.items():
             for name, options in passes.items():
                 yield f"{title}, {name}", replace(base, **several | {"scheme": scheme}, **options)
     if question.precision == "bf16":

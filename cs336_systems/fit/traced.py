@@ -1,13 +1,12 @@
 """Training configurations of any module, predicted from traces of its step on PyTorch's meta device."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_iter
 
-from cs336_systems.accounting.setting import Scheme
 from cs336_systems.accounting.step_time import weighted
 from cs336_systems.accounting.step_work import SPLIT_UPDATE_BYTES, WHOLE_UPDATE_BYTES, Rates, Work, reduced_work
 from cs336_systems.accounting.units import BYTES
@@ -17,18 +16,12 @@ from cs336_systems.fit.gpus import memory_of, rates_of
 from cs336_systems.fit.parameters import Question
 from cs336_systems.fit.recorded import MEMORY_WITHIN, recorded
 from cs336_systems.fit.replay import Sharing, peak_of
+from cs336_systems.fit.strategies import SCHEMES
 from cs336_systems.fit.tracing import Precision, Trace, next_token, trace_step
 from cs336_systems.fit.verdict import Prediction, outcome_of, outside
 from cs336_systems.measure.gpus import listed
 
 Loss = Callable[[Any], Tensor]
-SCHEMES: Mapping[Scheme, str] = {
-    "data parallel": "data parallel",
-    "sharded optimizer": "ZeRO-1",
-    "ZeRO-2": "ZeRO-2",
-    "FSDP": "FSDP",
-}
-"""Sharding schemes of a model's state, and their names."""
 
 
 def fit(
@@ -159,7 +152,7 @@ def work_of(trace: Trace, sharing: Sharing, rates: Rates) -> Work:
         "kernels": 1.0,
     }
     seconds = {kind: amount / per_second[kind] for kind, amount in trace.work.items()}
-    numbers = trace.numbers / sharing.state_shares / rates.bandwidth
+    numbers = trace.numbers / sharing.shares("state") / rates.bandwidth
     if trace.weight_bytes == BYTES["bf16"] and sharing.scheme != "FSDP":
         update = Work(split_update=SPLIT_UPDATE_BYTES * numbers)
     else:

@@ -130,7 +130,8 @@ def trace_step(
     with meta_errors("run"), kernels or contextlib.nullcontext(), torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about speed, on a device that computes nothing
         if checkpointed:
-            _checkpoint_blocks(model, kernels)
+            for block in blocks_of(model):
+                block.forward = _Checkpointed(block.forward, kernels)
         with recorder:
             output = model(*arguments)
             if kernels:
@@ -274,11 +275,6 @@ def _empty_trace(model: nn.Module, arguments: Sequence[Tensor]) -> Trace:
         units=tuple(unit_of[parameter] for parameter in trained),
         blocks=len(blocks),
     )
-
-
-def _checkpoint_blocks(model: nn.Module, kernels: AsOnGpu | None) -> None:
-    for block in blocks_of(model):
-        block.forward = _Checkpointed(block.forward, kernels)
 
 
 class _Checkpointed:

@@ -65,16 +65,11 @@ def outside(ranks: int) -> int:
     return CONTEXT + (COLLECTIVES if ranks > 1 else 0)
 
 
-def memory_error_of(setting: Setting) -> float:
-    """The largest expected memory error of a setting."""
-    error = expected_error(setting, recorded().memory_errors)
-    return max(MEMORY_WITHIN, error.most if error else 0.0)
-
-
 def outcome(setting: Setting, capacity: float) -> Outcome:
     """Whether it fits into `capacity` bytes."""
     peaks = [use.total for use in possible_peaks(setting)]
-    return outcome_of(peaks, memory_error_of(setting), outside(setting.ranks), capacity)
+    error = expected_error(setting, recorded().memory_errors)
+    return outcome_of(peaks, max(MEMORY_WITHIN, error.most if error else 0.0), outside(setting.ranks), capacity)
 
 
 def outcome_of(peaks: Sequence[int], error: float, rest: int, capacity: float) -> Outcome:

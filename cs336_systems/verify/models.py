@@ -4,6 +4,7 @@ The worker reads this file without this project's package, since the code under 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -14,15 +15,10 @@ VOCABULARY = 32
 CONTEXT = 6
 
 
-def torch_linear(d_in: int, d_out: int) -> nn.Module:
-    """PyTorch's Linear without a bias, like the handout's; its weight is [d_out, d_in]."""
-    return nn.Linear(d_in, d_out, bias=False)
-
-
 class Layers(NamedTuple):
-    """The layers of a model."""
+    """The layers of a model: by default PyTorch's, without a bias like the handout's."""
 
-    linear: Callable[[int, int], nn.Module] = torch_linear
+    linear: Callable[[int, int], nn.Module] = partial(nn.Linear, bias=False)
     embedding: Callable[[int, int], nn.Module] = nn.Embedding
 
 

@@ -157,13 +157,11 @@ def steps(wrapped: Wrapped, given: Tensors, count: int, device: torch.device) ->
         optimizer.step()
 
 
-def run_sharded_optimizer(adapters: Adapters, header: Header, given: Tensors, device: torch.device) -> Result:
-    """Weights after each step, and the number of state elements in this rank's optimizers."""
-    return train_with(adapters.sharded_optimizer, header, given, device)
-
-
 def train_with(make: Callable[..., Any], header: Header, given: Tensors, device: torch.device) -> Result:
-    """Train with an optimizer that `make` creates from parameters, another optimizer's class, and options."""
+    """Weights after each step, and the number of state elements in this rank's optimizers.
+
+    `make` creates an optimizer from parameters, another optimizer's class, and options.
+    """
     parameters = {}
     for name, value in parts(given, "weight").items():
         value = value.to(device)
@@ -210,10 +208,10 @@ def run_fsdp(adapters: Adapters, header: Header, given: Tensors, device: torch.d
     return {"held": held}, found | {f"end.{name}": p for name, p in whole(wrapped, names).items()}
 
 
-PROGRAMS = {
+PROGRAMS: dict[str, Callable[[Adapters, Header, Tensors, torch.device], Result]] = {
     "attention": run_attention,
     "data_parallel": run_data_parallel,
-    "sharded_optimizer": run_sharded_optimizer,
+    "sharded_optimizer": lambda adapters, *case: train_with(adapters.sharded_optimizer, *case),
     "fsdp": run_fsdp,
 }
 

@@ -11,11 +11,9 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from cs336_systems.compare.bounds import bound, device_bound
 from cs336_systems.compare.cells import Cell, Key, cells_of, top_clock
-from cs336_systems.compare.results import read_results
 from cs336_systems.compare.statistics import Time
 from cs336_systems.experiments.flash import contender_of
 from cs336_systems.experiments.registry import KINDS
@@ -118,8 +116,3 @@ def pairs_of(runs: Iterable[Sequence[Row]]) -> list[Pair]:
 def from_history() -> list[Pair]:
     """The pairs in the history of the recorded results."""
     return pairs_of(recorded_versions("recorded"))
-
-
-def from_launches(folders: Iterable[Path]) -> list[Pair]:
-    """The pairs of consecutive launches."""
-    return pairs_of(read_results(str(folder)).rows for folder in folders)

@@ -12,15 +12,15 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy
 from numpy.typing import NDArray
 
+from cs336_systems.compare.results import read_results
 from cs336_systems.compare.run_to_run import FITTED
 from cs336_systems.compare.statistics import NORMAL, RunToRun, Time
-from scripts.calibration.pairs import Pair, from_history, from_launches
+from scripts.calibration.pairs import Pair, from_history, pairs_of
 
 TAIL = (0.8, 0.9, 0.95, 0.99, 0.995)
 """Quantiles at which the differences must not exceed the normal distribution's."""
@@ -140,6 +140,6 @@ if __name__ == "__main__":
     known = json.loads(FITTED.read_text(encoding="utf-8")) if FITTED.exists() else {}
     known["gpu"] = entry(fit(from_history()))
     if sys.argv[1:]:
-        known["cpu"] = entry(fit(from_launches(map(Path, sys.argv[1:]))))
+        known["cpu"] = entry(fit(pairs_of(read_results(folder).rows for folder in sys.argv[1:])))
     FITTED.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     print(FITTED.read_text(encoding="utf-8"), end="")

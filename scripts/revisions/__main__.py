@@ -14,7 +14,6 @@ from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
-from cs336_systems.experiments.base import Experiment
 from cs336_systems.experiments.registry import KINDS
 from cs336_systems.record.revisions import FIRST, LOCK, Unit, read_lock
 from scripts.revisions.measured_code import ALL, Place, digest, modules_below, reach
@@ -64,16 +63,14 @@ def instrument_of(module: str) -> str:
     return next((owners[prefix] for prefix in prefixes if prefix in owners), "")
 
 
-def roots_of(kind: type[Experiment]) -> list[Place]:
-    """Where the code of an experiment begins: its parameters, and the code that measures them."""
-    measure = Place(f"{BENCHMARKS}.{kind.name}", "measure")
-    return [measure, Place(kind.__module__, kind.__name__), Place(f"{BENCHMARKS}.runner", "measure_cells")]
-
-
 def all_roots() -> dict[str, list[Place]]:
-    """Where the code of each unit begins, by its name."""
+    """Where the code of each unit begins, by its name: an experiment's at its parameters and what measures them."""
     instruments = {name: [*map(_whole, _modules_of(name))] for name in filter(None, INSTRUMENTS)}
-    experiments = {name: roots_of(kind) for name, kind in sorted(KINDS.items())}
+    runner = Place(f"{BENCHMARKS}.runner", "measure_cells")
+    experiments = {
+        name: [Place(f"{BENCHMARKS}.{name}", "measure"), Place(kind.__module__, kind.__name__), runner]
+        for name, kind in sorted(KINDS.items())
+    }
     contenders = {
         f"{name}/{contender.name}": [Place(*contender.builder.split(":"))]
         for name, kind in sorted(KINDS.items())

@@ -19,6 +19,7 @@ PACKAGE = "cs336_systems"
 ROOT = Path(__file__).parents[2]
 ALL = "*"
 """Instead of a name: everything that a module defines."""
+IMPORTS = (ast.Import, ast.ImportFrom)
 LEFT_OUT = ("annotation", "returns", "type_comment", "type_params")
 """Fields of syntax trees that no measurement depends on."""
 
@@ -100,7 +101,7 @@ def _essential(node: object) -> str:
     Neither `ast.dump` nor `ast.unparse` would do: Python versions differ in what they print for the same tree.
     """
     if isinstance(node, list):
-        return ",".join(_essential(item) for item in node if not _is_text_or_import(item))
+        return ",".join(_essential(item) for item in node if not (is_bare_string(item) or isinstance(item, IMPORTS)))
     if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str)):
         return "text"
     if not isinstance(node, ast.AST):
@@ -108,10 +109,6 @@ def _essential(node: object) -> str:
     fields = ((name, value) for name, value in ast.iter_fields(node) if name not in LEFT_OUT)
     present = (f"{name}={_essential(value)}" for name, value in fields if value not in (None, []))
     return f"{type(node).__name__}({' '.join(present)})"
-
-
-def _is_text_or_import(node: object) -> bool:
-    return is_bare_string(node) or isinstance(node, ast.Import | ast.ImportFrom)
 
 
 def modules_below(package: str) -> list[str]:
@@ -150,7 +147,7 @@ def read_module(name: str) -> Module:
             names = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
         for name in names:
             module.definitions.setdefault(name, []).append(statement)
-        if not names and not isinstance(statement, ast.Import | ast.ImportFrom):
+        if not names and not isinstance(statement, IMPORTS):
             module.effects.append(statement)
     return module
 

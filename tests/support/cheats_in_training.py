@@ -45,11 +45,6 @@ class LateDDP(Late, DDP):
         super().finish_gradient_synchronization()
         self.sent = 0
 
-    def divided_later(self, tensor, parameter, **group):
-        """Send some tensor in a gradient's place; the gradient is divided and multiplied."""
-        parameter.grad *= dist.get_world_size()
-        self.handles.append((dist.all_reduce(tensor, async_op=True, **group), parameter.grad))
-
 
 class EveryOther(LateDDP):
     """Averages every other gradient."""
@@ -78,7 +73,8 @@ class Elsewhere(LateDDP):
     """Sends as much as ever, but not the gradients."""
 
     def cheat(self, parameter):
-        self.divided_later(torch.zeros_like(parameter.grad), parameter)
+        parameter.grad *= dist.get_world_size()  # for a division by all ranks
+        self.handles.append((dist.all_reduce(torch.zeros_like(parameter.grad), async_op=True), parameter.grad))
 
 
 class HalfPrecision(LateDDP):
