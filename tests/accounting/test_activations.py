@@ -10,13 +10,13 @@ from cs336_systems.accounting.activations import BlockActivations, describe_tens
 from cs336_systems.accounting.peak_memory import moments, saved_for_backward
 from cs336_systems.accounting.setting import PRECISIONS, Setting
 from cs336_systems.measure.saved_tensors import record_saved
-from cs336_systems.model import ATTENTION, RotaryEmbedding, TransformerBlock, build_model
+from cs336_systems.model import ATTENTION, RotaryEmbedding, TransformerBlock
 from cs336_systems.sizes import ModelShape
 from cs336_systems.training_step import TrainingStep, precision_context
 from tests.support.live_memory import LiveMemory
+from tests.support.models import ours
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-MODEL = "cs336_systems.model:TransformerLM"
 
 
 def closed_form(shape, batch_size, context, precision, attention, device):
@@ -91,21 +91,9 @@ def most_besides_state(setting):
 
 def make_step(shape, vocab_size, batch_size, context, precision, attention, segment, device):
     """A step whose optimizer has made one update, so that all state is there and no gradient is."""
-    model = build_model(
-        MODEL,
-        shape,
-        vocab_size=vocab_size,
-        context_length=context,
-        attention=attention,
-        checkpoint_segment=segment,
-        device=torch.device(device),
-    )
-    step = TrainingStep(
-        model,
-        torch.randint(vocab_size, (batch_size, context + 1), device=device),
-        precision=precision,
-        optimizer=torch.optim.AdamW(model.parameters(), fused=True),
-    )
+    model = ours(shape, vocab_size, context, device, attention=attention, checkpoint_segment=segment)
+    tokens = torch.randint(vocab_size, (batch_size, context + 1), device=device)
+    step = TrainingStep(model, tokens, precision=precision, optimizer=torch.optim.AdamW(model.parameters(), fused=True))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     step.update()

@@ -13,8 +13,9 @@ from cs336_systems.accounting.caching_allocator import fresh_excess
 from cs336_systems.accounting.peak_memory import moments, peak
 from cs336_systems.accounting.setting import Setting
 from cs336_systems.accounting.transformer import weight_sizes
-from cs336_systems.model import ATTENTION, RotaryEmbedding, TransformerBlock, build_model
+from cs336_systems.model import ATTENTION, RotaryEmbedding, TransformerBlock
 from cs336_systems.sizes import SIZES, ModelShape
+from tests.support.models import ours
 
 MIB = 2**20
 ODD = ModelShape(d_model=60, d_ff=104, num_layers=3, num_heads=3)
@@ -45,16 +46,8 @@ def test_a_block_of_bf16_weights_keeps_what_autograd_keeps(attention):
 
 
 def test_weights_are_those_of_the_model():
-    with torch.device("meta"):
-        model = build_model(
-            "cs336_systems.model:TransformerLM",
-            ODD,
-            vocab_size=131,
-            context_length=37,
-            device=torch.device("meta"),
-        )
-    found = [4 * parameter.numel() for parameter in model.parameters()]
-    assert weight_sizes(ODD, 131, 4) == found
+    weights = ours(ODD, 131, 37, "meta").parameters()
+    assert weight_sizes(ODD, 131, 4) == [4 * parameter.numel() for parameter in weights]
 
 
 def test_three_ranks_share_rows_that_three_does_not_divide():

@@ -10,9 +10,9 @@ from cs336_systems.accounting import transformer
 from cs336_systems.accounting.step_time import at_rates
 from cs336_systems.accounting.step_work import SPLIT_UPDATE_BYTES, Rates, linear_maps, pass_bytes, step_work
 from cs336_systems.experiments.training_ladder import LADDER, TOP
-from cs336_systems.model import build_model
 from cs336_systems.sizes import parse_size
 from cs336_systems.training_step import TrainingStep
+from tests.support.models import ours
 
 OURS = {"size": "2.7B", "batch_size": 4, "context": 1024, "vocab_size": 10_000}
 
@@ -32,10 +32,7 @@ def test_flops_are_those_of_a_step_that_was_timed_elsewhere():
 
 def test_flops_are_those_of_the_matmuls_of_a_real_step():
     shape = parse_size("nano")
-    model = build_model(
-        "cs336_systems.model:TransformerLM", shape, vocab_size=50, context_length=24, device=torch.device("cpu")
-    )
-    step = TrainingStep(model, torch.randint(50, (3, 25)))
+    step = TrainingStep(ours(shape, 50, 24), torch.randint(50, (3, 25)))
     counts = {}
     for stage in (step.forward, step.backward):
         with FlopCounterMode(display=False) as counter:

@@ -17,11 +17,11 @@ from cs336_systems.fit.presets import PRESETS
 from cs336_systems.fit.replay import Sharing, peak_of
 from cs336_systems.fit.traced import fit, mean_square
 from cs336_systems.fit.tracing import next_token, trace_step
-from cs336_systems.model import build_model
 from cs336_systems.record.rows import read_jobs
 from cs336_systems.sizes import SIZES
 from tests.fit.architectures import ARCHITECTURES
 from tests.samples import ROOT
+from tests.support.models import ours
 
 WITHIN = 0.02
 NARROW = 32
@@ -94,7 +94,7 @@ def recorded_peaks(machine):
         for row in sorted(rows, key=lambda row: SIZES[row["size"]].d_model):
             eager = not row.get("compiled") and row.get("mode", "train_step") == "train_step"
             if row["metric"] == "peak_memory" and row["status"] == "ok" and eager and row.get("segment", 0) <= 1:
-                yield Setting.of(row), row["size"], row["mean"] * 2**20
+                yield Setting.of(row), row["mean"] * 2**20
 
 
 @pytest.mark.slow
@@ -102,29 +102,20 @@ def recorded_peaks(machine):
 def test_peaks_that_a_gpu_recorded(machine):
     """None of the tracing's rules was fitted to them. One step of each kind is enough: they differ by their widths."""
     kinds = {}
-    for setting, size, measured in recorded_peaks(machine):
-        kinds.setdefault((setting.precision, setting.attention, setting.segment), (setting, size, measured))
+    for setting, measured in recorded_peaks(machine):
+        kinds.setdefault((setting.precision, setting.attention, setting.segment), (setting, measured))
     assert len(kinds) >= 3
-    for setting, size, measured in kinds.values():
+    for setting, measured in kinds.values():
+        sizes = (setting.shape, setting.vocab_size, setting.context, "meta")
+        attention = "plain" if setting.attention == "plain" else "sdpa"
         trace = trace_step(
-            lambda setting=setting, size=size: handout_model(setting, size),
+            lambda sizes=sizes, attention=attention: ours(*sizes, attention=attention),
             [torch.empty(setting.batch_size, setting.context, dtype=torch.int64, device="meta")],
             next_token,
             precision=setting.precision,
             checkpointed=bool(setting.segment),
         )
         assert peak_of(trace).total == pytest.approx(measured, rel=WITHIN)
-
-
-def handout_model(setting, size):
-    return build_model(
-        "cs336_systems.model:TransformerLM",
-        SIZES[size],
-        vocab_size=setting.vocab_size,
-        context_length=setting.context,
-        attention="plain" if setting.attention == "plain" else "sdpa",
-        device=torch.device("meta"),
-    )
 
 
 @pytest.mark.parametrize("name", PRESETS)
