@@ -103,13 +103,7 @@ class FolderModules(MetaPathFinder):
     """Finds and imports the modules of a folder."""
 
     def __init__(self, folder: Path, *, own_layers: bool = False) -> None:
-        """Make the folder's private package; nothing is imported yet.
-
-        Args:
-            folder: its path.
-            own_layers: whether the layers of its `cs336_basics.model` are its own, not PyTorch's, which timed models
-                use.
-        """
+        """`own_layers`: whether its `cs336_basics.model` keeps its own layers; timed models use PyTorch's."""
         self.folder, self.own_layers = folder.resolve(), own_layers
         digest = hashlib.sha256(str(self.folder).encode()).hexdigest()[:8]
         self.package = f"{re.sub('[^a-zA-Z0-9]', '_', self.folder.name)}_{digest}"

@@ -237,8 +237,7 @@ def build_model(
         vocab_size: rows of the embedding and of the output head.
         context_length: the longest sequence that it accepts, in tokens.
         attention: a key of ATTENTION; models other than TransformerLM have their own attention and accept only `plain`.
-        checkpoint_segment: blocks per segment of activation checkpointing, 0 for none; only TransformerLM accepts
-            others.
+        checkpoint_segment: as of TransformerLM; other models accept only 0.
         device: where its weights are created and stay.
     """
     # Only our own model is known to accept these; others have their own attention under any name.

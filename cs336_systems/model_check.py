@@ -18,9 +18,7 @@ ARGUMENTS = ("vocab_size", "context_length", "d_model", "num_layers", "num_heads
 def check_model(model: str, attention: str = "plain") -> None:
     """Check that a model class can be loaded, and accepts the arguments of TransformerLM.
 
-    Args:
-        model: package.module:Class.
-        attention: the requested attention; it is passed as an argument only if it is not plain.
+    `attention` is passed as an argument only if it is not plain.
 
     Raises:
         ValueError: it cannot, or does not, in one sentence.

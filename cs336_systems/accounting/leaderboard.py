@@ -57,12 +57,7 @@ def flops_by_part() -> dict[str, int]:
 def rank_flops(shape: ModelShape, vocab_size: int, batch_size: int, context: int, recomputed: int = 0) -> int:
     """FLOPs of one rank's matmuls in a step, 2mnk each, with half of attention's as in `flops_by_part`.
 
-    Args:
-        shape: size of the model.
-        vocab_size: rows of the output head.
-        batch_size: sequences of the rank.
-        context: tokens per sequence.
-        recomputed: blocks that recompute all matmuls except attention's and the last one in the backward pass.
+    `recomputed` blocks compute all matmuls except attention's and the last one again in the backward pass.
     """
     again = 2 * batch_size * context * (4 * shape.d_model**2 + 2 * shape.d_model * shape.d_ff)
     return step_flops("train_step", shape, vocab_size, batch_size, context, causal=True) + recomputed * again
@@ -71,8 +66,7 @@ def rank_flops(shape: ModelShape, vocab_size: int, batch_size: int, context: int
 def autocast_saved_bytes(segment: int) -> int:
     """Bytes that a rank's forward pass leaves for the backward pass under bf16 autocast with FlashAttention.
 
-    Args:
-        segment: blocks per checkpointed segment; 0: no recomputation.
+    `segment`: blocks per checkpointed segment; 0: no recomputation.
     """
     return saved_for_backward(Setting(**ONE_RANK, precision="autocast", attention="flash", segment=segment))
 

@@ -34,12 +34,7 @@ class ArtifactOptions:
 def parse_step(program: str, experiment: type[E], arguments: Sequence[str]) -> tuple[E, torch.device, ArtifactOptions]:
     """The step, the device and the options of an artifact's command line; seeds PyTorch, and turns TF32 off.
 
-    Args:
-        program: the module of this package that is run.
-        experiment: whose parameters describe the step.
-        arguments: what follows the program's name.
-
-    Exits with status 2 and one sentence on bad input.
+    `experiment`'s parameters describe the step. Exits with status 2 and one sentence on bad input.
     """
     end_with_the_run()
     try:

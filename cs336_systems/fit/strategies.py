@@ -21,9 +21,7 @@ SCHEMES: Mapping[Scheme, str] = {
 def strategies(question: Question, capacity: float) -> Iterator[tuple[str, Setting]]:
     """Each training configuration and its name.
 
-    Args:
-        question: the model and the GPUs.
-        capacity: bytes that a rank may use; fused steps recompute as few blocks as it allows.
+    `capacity`: bytes that a rank may use; fused steps recompute as few blocks as it allows.
     """
     base = Setting.of(vars(question) | {"size": question.shape_name, "vocab_size": question.vocabulary})
     segment = max(1, round(math.sqrt(base.shape.num_layers)))

@@ -91,13 +91,8 @@ def verify(
 ) -> Verdict:
     """Run an implementation on all cases of its family.
 
-    Args:
-        family: one of FAMILIES.
-        implementation: its name and its path in the folder.
-        folder: where its modules are.
-        log: what its processes print is appended to this file.
-        launcher: starts its processes.
-        limit_s: maximum time for all cases; the remaining ones have timed out.
+    Its modules are in `folder`; what its processes print is appended to `log`. After `limit_s`, the remaining cases
+    have timed out.
     """
     deadline = time.monotonic() + limit_s
     cases: list[Judged] = []

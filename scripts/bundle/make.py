@@ -52,15 +52,7 @@ Rows = Mapping[str, Sequence[Row]]
 
 
 def bundle(csvs: Sequence[str], plan: str, coverage: str, checks: str, output: str) -> None:
-    """Write a bundle.
-
-    Args:
-        csvs: the jobs' CSV files, each with its SHA-256 next to it, in the machine's folder, which also has its cards
-            and traces.
-        plan: the plan of the run.
-        coverage: planned against measured cells.
-        checks: outcomes of the self-checks.
-        output: the bundle.
+    """Write a bundle of jobs' CSV files, each with its SHA-256 next to it, and of the cards and traces in their folder.
 
     Raises:
         ValueError: no CSV file, a file that no measurement on the plan's machine wrote, or a name that is not allowed

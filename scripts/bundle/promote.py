@@ -71,10 +71,6 @@ def refuse_links(folder: Path, paths: Iterable[Path]) -> None:
 def promote_bundle(bundle: Path, recorded: Path) -> list[Path]:
     """Copy a bundle's results to the recorded ones of its machine, after its check found no failure.
 
-    Args:
-        bundle: the file.
-        recorded: the folder of all recorded machines.
-
     Raises:
         ValueError: the check found one, or as `promote` and `opened`; nothing is copied then.
     """

@@ -47,11 +47,7 @@ class Module(NamedTuple):
 def reach(
     roots: Collection[Place], elsewhere: Callable[[str], str] = lambda module: ""
 ) -> tuple[list[ast.stmt], set[str]]:
-    """Follow names from some places.
-
-    Args:
-        roots: where to begin.
-        elsewhere: names the owner of a module that must not be followed.
+    """Follow names from some places; `elsewhere` names the owner of a module that must not be followed.
 
     Returns:
         the reached statements, and the names of the owners that were not followed.

@@ -27,13 +27,8 @@ def merge(
 ) -> list[dict[str, Any]]:
     """Write the table of the labelled machine's measurements; without files, a table with columns and no rows.
 
-    Args:
-        experiment: its name.
-        csvs: its jobs' files.
-        output: the table.
-        machine: the machine's label.
-        plan: if it is given, the table, and so the report, has only the plan's cells. Others, such as those of a grid
-            that had more values when it was measured, are only counted.
+    With a plan, the table, and so the report, has only the plan's cells. Others, such as those of a grid that had more
+    values when it was measured, are only counted.
 
     Returns:
         The experiment's rows of the plan's coverage.

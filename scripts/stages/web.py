@@ -88,14 +88,7 @@ def packed(text: str) -> str:
 
 
 def page(source: Path, figures: Mapping[str, str], rows: str, charts: str) -> str:
-    """The page.
-
-    Args:
-        source: the report's Typst source.
-        figures: the SVG text of each figure, by name.
-        rows: the result of `rows_json`.
-        charts: the script of the library that draws charts.
-    """
+    """The page, from SVG texts of figures by name, the result of `rows_json`, and the script that draws charts."""
     title, style, body = typeset(source)
     content, headings = with_anchors(with_sizes(body, figures))
     tables = Path(str(distribution("itables").locate_file("itables/html")))  # not imported, since that imports pandas

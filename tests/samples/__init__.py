@@ -84,13 +84,9 @@ def rows_of(
     lost: Callable[[Any], Measurement | None] = lambda cell: None,
     **origin: Any,
 ) -> list[Row]:
-    """The measured rows of cells; those that were never measured have none.
+    """The measured rows of cells, on H200s or on a CPU; those that were never measured have none.
 
-    Args:
-        cells: the cells.
-        on_gpu: whether they were measured on H200s or on a CPU.
-        lost: gives the one measurement of a cell that could not be measured, or None.
-        origin: changes of the rows' provenance.
+    `lost` gives the one measurement of a cell that could not be measured; `origin` changes the rows' provenance.
     """
     found = []
     for cell in cells:
