@@ -3,18 +3,17 @@
 Launch: python -m cs336_systems.fit --model llama-3-8b --context 8192 --gpus 8
 """
 
-import dataclasses
 import importlib.util
 import json
 import sys
 import typing
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, make_dataclass, replace
-from typing import Annotated, Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import tyro
 
-from cs336_systems.experiments.base import field_docs, make_cell
+from cs336_systems.experiments.base import make_cell
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.fit.answer import Answer
 from cs336_systems.fit.gpus import memory_of
@@ -25,8 +24,8 @@ from cs336_systems.sizes import parse_size
 
 
 @dataclass(frozen=True, kw_only=True)
-class Output:
-    """How the answer is printed."""
+class Command(Question):
+    """A question, and how the answer is printed."""
 
     json: bool = False
     """Print JSON for programs, in bytes and seconds, instead of a table."""
@@ -34,21 +33,14 @@ class Output:
 
 def main(arguments: Sequence[str]) -> None:
     """Parse a command line and print the answer; exits with status 2 and one sentence on bad input."""
-    docs = field_docs(Question) | field_docs(Output)
-    hints = typing.get_type_hints(Question) | typing.get_type_hints(Output)
-    options = [
-        (each.name, Annotated[hints[each.name], tyro.conf.arg(help=docs[each.name])], field(default=each.default))
-        for each in (*fields(Question), *fields(Output))
-    ]
-    command = make_dataclass("Command", options, kw_only=True)
-    parsed: Any = tyro.cli(
-        command,
+    command = tyro.cli(
+        Command,
         prog="python -m cs336_systems.fit",
         args=list(arguments),
         description=Question.__doc__,
         config=(tyro.conf.FlagCreatePairsOff,),
     )
-    values = dataclasses.asdict(parsed)
+    values = asdict(command)
     try:
         as_json = values.pop("json")
         question: Question = make_cell(typing.cast(Any, Question), values)
@@ -57,7 +49,7 @@ def main(arguments: Sequence[str]) -> None:
     except ValueError as error:
         print(f"fit: {error}", file=sys.stderr)
         sys.exit(2)
-    print(json.dumps(answer.as_json(dataclasses.asdict(question)), indent=1) if as_json else answer.as_text())
+    print(json.dumps(answer.as_json(asdict(question)), indent=1) if as_json else answer.as_text())
 
 
 def closed_form(question: Question) -> Answer:
