@@ -8,7 +8,7 @@ import torch
 
 from cs336_systems.accounting.activations import BlockActivations, describe_tensor
 from cs336_systems.accounting.peak_memory import moments, saved_for_backward
-from cs336_systems.accounting.setting import PRECISIONS, Setting
+from cs336_systems.accounting.setting import Setting
 from cs336_systems.measure.saved_tensors import record_saved
 from cs336_systems.model import ATTENTION, RotaryEmbedding, TransformerBlock
 from cs336_systems.sizes import ModelShape
@@ -19,18 +19,7 @@ from tests.support.models import ours
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def closed_form(shape, batch_size, context, precision, attention, device):
-    return BlockActivations(
-        shape=shape,
-        batch_size=batch_size,
-        context=context,
-        precision=precision,
-        attention=attention,
-        on_gpu=device == "cuda",
-    )
-
-
-def saved_by_a_block(shape, batch_size, context, precision, attention, device):
+def saved_by_a_block(device, shape, batch_size, context, precision, attention):
     """The tensors that a block's forward pass saves."""
     with torch.device(device):
         rope = RotaryEmbedding(context, shape.d_model // shape.num_heads, 10_000.0)
@@ -51,8 +40,9 @@ def saved_by_a_block(shape, batch_size, context, precision, attention, device):
 )
 def test_a_block_saves_the_closed_form(device, precision, attention, d_model, d_ff, num_heads, batch_size, context):
     shape = ModelShape(d_model=d_model, d_ff=d_ff, num_layers=1, num_heads=num_heads)
-    case = (shape, batch_size, context, precision, attention, device)
-    expected, saved = closed_form(*case), saved_by_a_block(*case)
+    case = {"shape": shape, "batch_size": batch_size, "context": context, "precision": precision}
+    case["attention"] = attention
+    expected, saved = BlockActivations(**case, on_gpu=device == "cuda"), saved_by_a_block(device, **case)
     found = Counter(
         (tensor.range, tensor.operator, describe_tensor(tensor.dtype, tensor.shape), tensor.bytes)
         for tensor in saved
@@ -89,10 +79,12 @@ def most_besides_state(setting):
     return max(use.total - use.between_steps for use in moments(setting))
 
 
-def make_step(shape, vocab_size, batch_size, context, precision, attention, segment, device):
+def make_step(setting, device):
     """A step whose optimizer has made one update, so that all state is there and no gradient is."""
-    model = ours(shape, vocab_size, context, device, attention=attention, checkpoint_segment=segment)
-    tokens = torch.randint(vocab_size, (batch_size, context + 1), device=device)
+    options = {"attention": setting.attention, "checkpoint_segment": setting.segment}
+    model = ours(setting.shape, setting.vocab_size, setting.context, device, **options)
+    tokens = torch.randint(setting.vocab_size, (setting.batch_size, setting.context + 1), device=device)
+    precision = {"fp32": "fp32", "autocast": "bf16"}[setting.precision]
     step = TrainingStep(model, tokens, precision=precision, optimizer=torch.optim.AdamW(model.parameters(), fused=True))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -101,32 +93,23 @@ def make_step(shape, vocab_size, batch_size, context, precision, attention, segm
     return step
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "autocast"])
 @pytest.mark.parametrize(
     "segment", [0, pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(7, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize(
-    ("attention", "num_heads", "batch_size", "context", "vocab_size"),
+    ("num_heads", "sizes"),
     [
-        ("plain", 4, 3, 130, 97),  # the feed-forward network sets the peak
-        ("plain", 12, 2, 151, 97),  # attention does
-        ("plain", 6, 2, 51, 997),  # or, without checkpointing, the loss
-        ("flash", 4, 3, 33, 97),
+        (4, {"batch_size": 3, "context": 130, "vocab_size": 97}),  # the feed-forward network sets the peak
+        (12, {"batch_size": 2, "context": 151, "vocab_size": 97}),  # attention does
+        (6, {"batch_size": 2, "context": 51, "vocab_size": 997}),  # or, without checkpointing, the loss
+        (4, {"batch_size": 3, "context": 33, "vocab_size": 97, "attention": "flash"}),
     ],
 )
-def test_a_steps_memory_is_the_closed_form(precision, segment, attention, num_heads, batch_size, context, vocab_size):
+def test_a_steps_memory_is_the_closed_form(precision, segment, num_heads, sizes):
     shape = ModelShape(d_model=96, d_ff=256, num_layers=7, num_heads=num_heads)
-    step = make_step(shape, vocab_size, batch_size, context, precision, attention, segment, "cpu")
-    expected = Setting(
-        shape=shape,
-        vocab_size=vocab_size,
-        batch_size=batch_size,
-        context=context,
-        precision=PRECISIONS[precision],
-        attention=attention,
-        segment=segment,
-        on_gpu=False,
-    )
+    expected = Setting(shape=shape, precision=precision, segment=segment, on_gpu=False, **sizes)
+    step = make_step(expected, "cpu")
     with record_saved(step.model) as saved:
         step.forward()
     assert sum(tensor.bytes for tensor in saved if tensor.kind != "parameter") == saved_for_backward(expected)
@@ -146,22 +129,15 @@ def scratch_of_a_sum(rows, columns):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "autocast"])
 @pytest.mark.parametrize("attention", ["plain", "flash"])
 @pytest.mark.parametrize("segment", [0, 1, 3])
 def test_the_allocator_counts_the_closed_form(precision, attention, segment):
     shape = ModelShape(d_model=768, d_ff=2048, num_layers=7, num_heads=12)
     device = torch.device("cuda")
-    step = make_step(shape, 1000, 4, 512, precision, attention, segment, "cuda")
-    expected = Setting(
-        shape=shape,
-        vocab_size=1000,
-        batch_size=4,
-        context=512,
-        precision=PRECISIONS[precision],
-        attention=attention,
-        segment=segment,
-    )
+    kind = {"precision": precision, "attention": attention, "segment": segment}
+    expected = Setting(shape=shape, vocab_size=1000, batch_size=4, context=512, **kind)
+    step = make_step(expected, "cuda")
     step.forward()  # libraries take their workspaces
     step.backward()
     step.loss = None

@@ -55,28 +55,6 @@ class EveryOther(LateDDP):
             DDP.reduce(self, parameter)
 
 
-class HalfOfTheRanks(LateDDP):
-    """Averages gradients over half of the ranks."""
-
-    def __init__(self, module):
-        super().__init__(module)
-        half = dist.get_world_size() // 2
-        groups = [dist.new_group([*range(first, first + half)]) for first in (0, half)]
-        self.group = groups[dist.get_rank() // half]
-
-    def cheat(self, parameter):
-        parameter.grad *= 2  # for a division by all ranks
-        self.handles.append((dist.all_reduce(parameter.grad, group=self.group, async_op=True), parameter.grad))
-
-
-class Elsewhere(LateDDP):
-    """Sends as much as ever, but not the gradients."""
-
-    def cheat(self, parameter):
-        parameter.grad *= dist.get_world_size()  # for a division by all ranks
-        self.handles.append((dist.all_reduce(torch.zeros_like(parameter.grad), async_op=True), parameter.grad))
-
-
 class HalfPrecision(LateDDP):
     """Sends gradients in bf16."""
 
@@ -152,17 +130,6 @@ class LateForward(LateDDP):
         return self.less(tokens) if self.late else super().forward(tokens)
 
 
-class Remembered(LateForward):
-    """Returns the logits of an earlier batch."""
-
-    logits = None
-
-    def less(self, tokens):
-        logits = DDP.forward(self, tokens)
-        self.logits = logits.detach() if self.logits is None else self.logits
-        return logits - logits.detach() + self.logits
-
-
 class FewerLayers(LateForward):
     """Skips the second half of the layers."""
 
@@ -235,13 +202,6 @@ class LateOptimizer(ShardedOptimizer):
     def step(self):
         (self.cheat if self.steps >= CHECKED else super().step)()
         self.steps += 1
-
-
-class NoBroadcasts(LateOptimizer):
-    """Keeps its updates to itself."""
-
-    def cheat(self):
-        self.own.step()
 
 
 class EarlyBroadcasts(LateOptimizer):
@@ -321,22 +281,6 @@ class KeepsWeights(LateFSDP):
         return self.hidden[0](*inputs) if self.late else super().forward(*inputs)
 
 
-class StaleWeights(LateFSDP):
-    """Gathers weights, and uses the first ones."""
-
-    first = None
-
-    def forward(self, *inputs):
-        if not self.late:
-            logits = super().forward(*inputs)
-            self.first = self.first or {name: weight.data for name, weight in self.whole.items()}
-            return logits
-        self.gather_full_params()
-        for name, weight in self.first.items():
-            self.whole[name].data = weight
-        return self.hidden[0](*inputs)
-
-
 class OwnGradients(LateFSDP):
     """Sends gradients, and uses its own."""
 
@@ -398,14 +342,11 @@ DIFFERS = f"{LOSS}|{CHANGE}"
 CHEATS = {
     "data_parallel": {
         "EveryOther": SENDS,
-        "HalfOfTheRanks": f"{DIFFERS}|{SENDS}",
-        "Elsewhere": DIFFERS,
         "HalfPrecision": SENDS,
         "LastStep": DIFFERS,
         "AfterReturn": DIFFERS,
         "WhileTimed": SENDS,
         "WhileBatchesRepeat": SENDS,
-        "Remembered": DIFFERS,
         "FewerLayers": SENDS,
         "LowerPrecision": DIFFERS,
         "AllowsTF32": "it has changed float32_matmul_precision from highest to medium",
@@ -419,7 +360,6 @@ CHEATS = {
         "Norm": "it has replaced torch.Tensor.norm",
     },
     "optimizer_sharding": {
-        "NoBroadcasts": SENDS,
         "EarlyBroadcasts": DIFFERS,
         "LaterUpdates": f"{DIFFERS}|{READ}",
         "NoMoments": DIFFERS,
@@ -430,7 +370,6 @@ CHEATS = {
     "fsdp": {
         "Replicated": "a rank holds 1 of all parameters",
         "KeepsWeights": SENDS,
-        "StaleWeights": DIFFERS,
         "OwnGradients": DIFFERS,
         "HidesWeights": r"it has no \S+ after timed step 1",
         "UpdatesWhenRead": READ,
