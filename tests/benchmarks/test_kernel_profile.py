@@ -159,7 +159,7 @@ def test_nsys_profiles_the_step_where_it_is_installed(tmp_path, nsys, monkeypatc
     assert output.read_text() == "profiled\n"
     arguments = (tmp_path / "arguments").read_text()
     assert arguments.startswith("profile --trace=cuda,nvtx,cublas --force-overwrite=true --output=")
-    assert f"-m cs336_systems.artifacts.ranged_step {STEP} --output {output}" in arguments
+    assert f"-m cs336_systems.artifacts.nsys {STEP} --output {output}" in arguments
 
 
 def test_a_failure_under_nsys_is_passed_on(tmp_path, nsys):
