@@ -28,32 +28,24 @@ class Tied(TransformerLM):
         self.lm_head.weight = self.token_embedding.weight
 
 
-class Raises(TransformerLM):
-    """A class whose instances cannot be made."""
-
-    def __init__(self, **options):
-        raise AssertionError("two\nlines")
+def Raises(**options):
+    raise AssertionError("two\nlines")
 
 
-class Exits(TransformerLM):
-    """A class that ends the process."""
-
-    def __init__(self, **options):
-        sys.exit()
+def Exits(**options):
+    sys.exit()
 
 
-class Weightless(nn.Module):
-    """A class without weights."""
-
-    def __init__(self, **options):
-        super().__init__()
+def Weightless(**options):
+    return nn.Module()
 
 
-class NoModule:
-    """A class that is no module."""
+def NoModule(**options):
+    return 5
 
-    def __init__(self, **options):
-        pass
+
+def NoModel(width):
+    """What has other arguments than a model."""
 
 
 class Chooses(TransformerLM):
@@ -62,13 +54,6 @@ class Chooses(TransformerLM):
     def forward(self, token_ids):
         x = super().forward(token_ids)
         return x[x > 0]
-
-
-class NoModel(nn.Module):
-    """A class with other arguments."""
-
-    def __init__(self, width):
-        super().__init__()
 
 
 def answer(capsys, *arguments):
@@ -170,7 +155,7 @@ def test_tied_weights_count_once(capsys):
         ("--model tests.fit.test_fit:Raises", "cannot be built on the meta device: AssertionError: two"),
         ("--model tests.fit.test_fit:Exits", "cannot be built on the meta device: SystemExit"),
         ("--model tests.fit.test_fit:Weightless", "the model has no weights to train"),
-        ("--model tests.fit.test_fit:NoModule", "the model is of type NoModule; allowed: a torch.nn.Module"),
+        ("--model tests.fit.test_fit:NoModule", "the model is of type int; allowed: a torch.nn.Module"),
         ("--size nano --context 8 --model tests.fit.test_fit:Chooses", "cannot be run on the meta device: "),
     ],
 )

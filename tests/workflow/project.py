@@ -1,7 +1,4 @@
-"""Copies of the project in which Snakemake runs for real, with a configuration of a few tiny cells.
-
-Launch: python -m tests.workflow.project FOLDER, which makes a copy with the toy experiment alone.
-"""
+"""Copies of the project in which Snakemake runs for real, with a configuration of a few tiny cells."""
 
 import csv
 import os
@@ -154,9 +151,9 @@ def start(command: list[str], folder: Path) -> subprocess.Popen:
     )
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 90.0) -> None:
+def wait_for(condition: Callable[[], bool]) -> None:
     """Wait until something is true."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + 90
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -193,8 +190,3 @@ def edit(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
-
-
-if __name__ == "__main__":
-    copy = copy_project(Path(sys.argv[1]), NO_CELLS, sections=())
-    add_toy_experiment(copy)
