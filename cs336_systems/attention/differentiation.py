@@ -13,9 +13,8 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Save the tensors for backward_by: inputs are q, k, v, is_causal, scale and options; outputs are o and L."""
-    q, k, v, ctx.is_causal, ctx.scale, *ctx.options = inputs
-    ctx.options, tensors = ctx.options[:-TENSORS], ctx.options[-TENSORS:]
+    """Save the tensors for backward_by: inputs are q, k, v and options; outputs are o and L."""
+    (q, k, v, *ctx.options), tensors = inputs[:-TENSORS], inputs[-TENSORS:]
     ctx.save_for_backward(q, k, v, *output, *tensors)
     ctx.set_materialize_grads(False)  # whose zeros for an unused L would cost a kernel launch
 
@@ -24,18 +23,15 @@ def backward_by(function: Callable[..., Gradients]) -> Callable[..., tuple[Tenso
     """Make the backward method that matches save_for_backward.
 
     Args:
-        function: gradients of q, k, v and, if there are any, sinks from (grad_o, q, k, v, o, lse, is_causal, scale,
-            grad_lse, *options).
+        function: gradients of q, k, v and, if there are any, sinks from (grad_o, q, k, v, o, lse, grad_lse, *options).
     """
 
     def backward(ctx: Any, grad_o: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, o, lse, *tensors = ctx.saved_tensors
         grad_o = torch.zeros_like(o) if grad_o is None else grad_o
-        numbers = ctx.is_causal, ctx.scale, grad_lse, *ctx.options
-        dq, dk, dv, *of_sinks = once(function, grad_o, q, k, v, o, lse, *numbers, *tensors)
-        # One gradient per input: is_causal, scale, other non-tensors and documents' bounds have none.
-        others = [None] * (2 + len(ctx.options))
-        return dq, dk, dv, *others, *(of_sinks or [None]), None, None
+        dq, dk, dv, *of_sinks = once(function, grad_o, q, k, v, o, lse, grad_lse, *ctx.options, *tensors)
+        # One gradient per input: numbers and documents' bounds have none.
+        return dq, dk, dv, *([None] * len(ctx.options)), *(of_sinks or [None]), None, None
 
     return backward
 

@@ -11,12 +11,14 @@ from torch import Tensor
 from cs336_systems.attention.autocast import autocast_inputs
 from cs336_systems.attention.chip import HAS_TRITON, kernel_obstacle
 from cs336_systems.attention.differentiation import backward_by, refuse_forward_mode, save_for_backward
-from cs336_systems.attention.operators import define_operators, softmax_scale
-from cs336_systems.attention.options import DEFAULTS, DTYPES, OPEN, Options, parse_options, shown
+from cs336_systems.attention.operators import Function, define_operators, softmax_scale
+from cs336_systems.attention.options import DTYPES, OPEN, Options, parse_options, shown
 from cs336_systems.attention.tiled import tiled_backward, tiled_forward
 
 GpuFlashAttention: type[torch.autograd.Function] | None = None  # as on macOS, on Windows and with ROCm
-IMPLEMENTATIONS = {"CompositeExplicitAutograd": (tiled_forward, tiled_backward)}  # on any device except those below
+IMPLEMENTATIONS: dict[str, tuple[Function, Function]] = {
+    "CompositeExplicitAutograd": (tiled_forward, tiled_backward)
+}  # on any device except those below
 if HAS_TRITON:
     from cs336_systems.attention.gpu_attention import GpuFlashAttention, attention_backward, attention_forward
 
@@ -140,27 +142,21 @@ def flash_attention(
         _refuse(unsupported)
     q, k, v = autocast_inputs(q, k, v)
     check(q, k, v, is_causal, scale, enable_gqa)
-    options = None
+    options = Options(is_causal, scale)
     if window_size is not None or softcap or sinks is not None or deterministic:
-        options = parse_options(q, window_size, softcap, sinks, deterministic, q.shape[-3] if q.dim() > 2 else None)
-    o, lse = attend(q, k, v, is_causal, scale, enable_gqa, return_lse, options)
+        heads = q.shape[-3] if q.dim() > 2 else None
+        options = parse_options(options, q, window_size, softcap, sinks, deterministic, heads)
+    o, lse = attend(q, k, v, options, enable_gqa, return_lse)
     return (o, lse) if return_lse else o
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    return_lse: bool,
-    options: Options | None,
+    q: Tensor, k: Tensor, v: Tensor, options: Options, enable_gqa: bool, return_lse: bool
 ) -> tuple[Tensor, Tensor]:
     """Compute the output and L of checked inputs; L is valid only if requested."""
-    sinks = None if options is None else options.sinks
-    if options is not None and options.window_right == 0:  # a causal mask by another name, which more kernels have
-        is_causal, options = True, options._replace(window_right=OPEN)
+    sinks = options.sinks
+    if options.window_right == 0:  # a causal mask by another name, which more kernels have
+        options = options._replace(is_causal=True, window_right=OPEN)
     if q.numel() == 0:
         factor = k.sum() * v.sum() * (1 if sinks is None else sinks.sum())
         o = (q[..., :1] * factor).expand(*q.shape[:-1], v.shape[-1])  # empty, and differentiable
@@ -169,53 +165,37 @@ def attend(
     # The operators accept one batch axis and at most one axis of heads, which grouped queries and sinks require.
     needs_heads = enable_gqa or sinks is not None
     fits = (axes == 4 or (axes == 3 and not needs_heads)) and q.shape[-1] == v.shape[-1]
-    return (_attend if fits else _attend_reshaped)(q, k, v, is_causal, scale, return_lse, options)
+    return (_attend if fits else _attend_reshaped)(q, k, v, options, return_lse)
 
 
-def _attend_reshaped(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    is_causal: bool,
-    scale: float | None,
-    return_lse: bool,
-    options: Options | None,
-) -> tuple[Tensor, Tensor]:
+def _attend_reshaped(q: Tensor, k: Tensor, v: Tensor, options: Options, return_lse: bool) -> tuple[Tensor, Tensor]:
     """Call _attend for any leading axes, and for a v with another width than q and k."""
     rows, d, d_v = q.shape[:-1], q.shape[-1], v.shape[-1]
     if d != d_v:
-        scale = softmax_scale(d, scale)
+        options = options._replace(scale=softmax_scale(d, options.scale))
         q, k, v = (torch.nn.functional.pad(x, (0, max(d, d_v) - x.shape[-1])) for x in (q, k, v))
     q, k, v = (x[None] if x.dim() < 4 else x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
-    o, lse = _attend(q, k, v, is_causal, scale, return_lse, options)
+    o, lse = _attend(q, k, v, options, return_lse)
     return o[..., :d_v].reshape(*rows, d_v), lse.reshape(rows) if return_lse else o
 
 
-def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    is_causal: bool,
-    scale: float | None,
-    return_lse: bool,
-    options: Options | None,
-) -> tuple[Tensor, Tensor]:
+def _attend(q: Tensor, k: Tensor, v: Tensor, options: Options, return_lse: bool) -> tuple[Tensor, Tensor]:
     """Compute the output and L by the route with the least host overhead; L is valid only if requested."""
-    bare = options is None and not return_lse
+    bare = options.only_mask and not return_lse
     if bare and q.is_cuda and _runs_sdpa(q.device):
-        o = _sdpa(q, k, v, is_causal, scale)
+        o = _sdpa(q, k, v, options)
         return o, o
     if torch.compiler.is_compiling():
         if torch.autograd.forward_ad._current_level >= 0:
             refuse_forward_mode(None)
-        o, lse = OPERATORS.attention_forward(q, k, v, is_causal, scale, *(options or ()))
+        o, lse = OPERATORS.attention_forward(q, k, v, *options)
         return o, lse
     if bare and not torch._C._are_functorch_transforms_active() and q.is_cuda and GpuFlashAttention is not None:
-        o = GpuFlashAttention.apply(q, k, v, is_causal, scale)
+        o = GpuFlashAttention.apply(q, k, v, options.is_causal, options.scale)
         return o, o
     if GpuFlashAttention is None or q.device.type in ("mps", "xpu"):
         _warn_of_tiled_pytorch(q.device)
-    o, lse = FlashAttention.apply(q, k, v, is_causal, scale, *(options or DEFAULTS))
+    o, lse = FlashAttention.apply(q, k, v, *options)
     return o, lse
 
 
@@ -229,10 +209,11 @@ def _runs_sdpa(device: torch.device) -> bool:
 _runs_sdpa._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Tensor:
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     if k.shape[:-2] != q.shape[:-2]:  # the memory-efficient kernels need as many heads of keys
         k, v = (x.repeat_interleave(q.shape[-3] // k.shape[-3], -3) for x in (k, v))
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    return sdpa(q, k, v, is_causal=options.is_causal, scale=options.scale)
 
 
 @cache
@@ -243,16 +224,14 @@ def _warn_of_tiled_pytorch(device: torch.device) -> None:
 
 
 class FlashAttention(torch.autograd.Function):
-    """The operators as an autograd function for torch.func: apply(q, k, v, is_causal, scale, *options) to o and L."""
+    """The operators as an autograd function for torch.func: apply(q, k, v, *options) to o and L."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, *options: Any
-    ) -> tuple[Tensor, Tensor]:
+    def forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
         """Call the forward operator."""
-        o, lse = OPERATORS.attention_forward(q, k, v, is_causal, scale, *options)
+        o, lse = OPERATORS.attention_forward(q, k, v, *options)
         return o, lse
 
     setup_context = staticmethod(save_for_backward)

@@ -42,21 +42,18 @@ def _kernels(device: int, dtype: torch.dtype, q_shape: torch.Size, k_shape: torc
     return launch
 
 
-def _choose(q: Tensor, k: Tensor, is_causal: bool, options: tuple[Any, ...]) -> Any:
+def _choose(q: Tensor, k: Tensor, options: Options) -> Any:
     """Choose a module as _kernels does."""
-    never_hopper, k_shape = False, k.shape
-    if options:
-        chosen = Options(*options)
-        never_hopper = not _on_hopper(is_causal, chosen)
-        if chosen.window_left >= 0:  # as fast as with fewer keys
-            k_shape = torch.Size((*k.shape[:-2], min(k.shape[-2], chosen.window_left + 1), k.shape[-1]))
-    return _kernels(q.get_device(), q.dtype, q.shape, k_shape, never_hopper)
+    k_shape = k.shape
+    if options.window_left >= 0:  # as fast as with fewer keys
+        k_shape = torch.Size((*k.shape[:-2], min(k.shape[-2], options.window_left + 1), k.shape[-1]))
+    return _kernels(q.get_device(), q.dtype, q.shape, k_shape, not _on_hopper(options))
 
 
-def _on_hopper(is_causal: bool, options: Options) -> bool:
+def _on_hopper(options: Options) -> bool:
     """Whether the Hopper kernels have options: all but packed documents and, without a causal mask, windows."""
     has_window = options.window_left >= 0 or options.window_right >= 0
-    return options.cu_seqlens_q is None and (is_causal or not has_window)
+    return options.cu_seqlens_q is None and (options.is_causal or not has_window)
 
 
 def hopper_obstacle(device: int, dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size) -> str:
@@ -85,40 +82,26 @@ def _warn_of_untested_triton() -> None:
 
 
 @on_device
-def attention_forward(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None = None, *options: Any
-) -> tuple[Tensor, Tensor]:
+def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     """Compute the output, like q, and its log-sum-exp L, [..., n_queries] fp32, natural logarithm.
 
     Args:
         q: queries, [batch, n_queries, d] or [batch, heads, n_queries, d].
         k: keys, with n_keys instead, and as many heads or fewer, each then shared by neighbouring heads of q.
         v: values, like k.
-        is_causal: query i sees keys j <= i only.
-        scale: factor of the scores, 1 / √d if None.
-        options: the fields of Options.
+        options: see Options.
     """
-    return _choose(q, k, is_causal, options).attention_forward(q, k, v, is_causal, scale, *options)
+    return _choose(q, k, options).attention_forward(q, k, v, options)
 
 
 @on_device
 def attention_backward(
-    grad_o: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    is_causal: bool,
-    scale: float | None = None,
-    grad_lse: Tensor | None = None,
-    *options: Any,
+    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, grad_lse: Tensor | None, options: Options
 ) -> list[Tensor]:
     """Compute the gradients of q, k, v and sinks from those of the output and, if there is one, of L."""
     if torch.are_deterministic_algorithms_enabled():
-        options = Options(*options)._replace(deterministic=True)
-    kernels = _choose(q, k, is_causal, options)
-    return kernels.attention_backward(grad_o, q, k, v, o, lse, is_causal, scale, grad_lse, *options)
+        options = options._replace(deterministic=True)
+    return _choose(q, k, options).attention_backward(grad_o, q, k, v, o, lse, grad_lse, options)
 
 
 class GpuFlashAttention(torch.autograd.Function):
@@ -132,15 +115,15 @@ class GpuFlashAttention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
     ) -> Tensor:
         """Compute the output; save q, k, v, the output and L, [..., n_queries], natural logarithm."""
-        o, lse = attention_forward(q, k, v, is_causal, scale)
+        ctx.options = Options(is_causal, scale)
+        o, lse = attention_forward(q, k, v, ctx.options)
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.is_causal, ctx.scale = is_causal, scale
         return o
 
     @staticmethod
     def backward(ctx: Any, grad_o: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         """Compute the gradients by recomputation from L."""
         q, k, v, o, lse = ctx.saved_tensors
-        return *once(attention_backward, grad_o, q, k, v, o, lse, ctx.is_causal, ctx.scale), None, None
+        return *once(attention_backward, grad_o, q, k, v, o, lse, None, ctx.options), None, None
 
     jvp = staticmethod(refuse_forward_mode)

@@ -12,6 +12,9 @@ from cs336_systems.attention.options import SCHEMA, Options
 
 Function = Callable[..., Any]
 
+FORWARD_TENSORS, BACKWARD_TENSORS = 3, 7
+"""Arguments of the operators before options: q, k, v; grad_o, q, k, v, o, lse, grad_lse."""
+
 _library = torch.library.Library("cs336_systems", "FRAGMENT")
 
 
@@ -20,30 +23,32 @@ def define_operators(name: str, implementations: Mapping[str, tuple[Function, Fu
 
     Args:
         name: prefix of both.
-        implementations: by dispatch key, a forward(q, k, v, is_causal, scale=None, *options) to the output and L, and a
-            backward(grad_o, q, k, v, o, lse, is_causal, scale=None, grad_lse=None, *options) to the gradients of q, k,
-            v and, if there are any, sinks. Options are the fields of Options. CUDA implementations must launch on the
-            tensors' device, even if another one is current.
+        implementations: by dispatch key, a forward(q, k, v, options) to the output and L, and a
+            backward(grad_o, q, k, v, o, lse, grad_lse, options) to the gradients of q, k, v and, if there are any,
+            sinks. CUDA implementations must launch on the tensors' device, even if another one is current.
     """
     forward_name, backward_name = f"cs336_systems::{name}_forward", f"cs336_systems::{name}_backward"
-    _library.define(
-        f"{name}_forward(Tensor q, Tensor k, Tensor v, bool is_causal, float? scale=None, {SCHEMA}) -> (Tensor, Tensor)"
-    )
-    _library.define(
-        f"{name}_backward(Tensor grad_o, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, bool is_causal, "
-        f"float? scale=None, Tensor? grad_lse=None, {SCHEMA}) -> Tensor[]"
-    )
+    _library.define(f"{name}_forward(Tensor q, Tensor k, Tensor v, {SCHEMA}) -> (Tensor, Tensor)")
+    saved = "Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse"
+    _library.define(f"{name}_backward(Tensor grad_o, {saved}, Tensor? grad_lse, {SCHEMA}) -> Tensor[]")
     for key, (forward, backward) in implementations.items():
-        _library.impl(f"{name}_forward", forward, key)
-        _library.impl(f"{name}_backward", backward, key)
-    torch.library.register_fake(forward_name, _forward_shapes)
-    torch.library.register_fake(backward_name, _backward_shapes)
+        _library.impl(f"{name}_forward", with_options(forward, FORWARD_TENSORS), key)
+        _library.impl(f"{name}_backward", with_options(backward, BACKWARD_TENSORS), key)
+    torch.library.register_fake(forward_name, with_options(_forward_shapes, FORWARD_TENSORS))
+    torch.library.register_fake(backward_name, with_options(_backward_shapes, BACKWARD_TENSORS))
     forward_operator, backward_operator = (
         getattr(torch.ops.cs336_systems, f"{name}_{kind}") for kind in ("forward", "backward")
     )
     torch.library.register_vmap(forward_name, _as_one_batch(forward_operator))
     torch.library.register_vmap(backward_name, _as_one_batch(backward_operator))
     torch.library.register_autograd(forward_name, backward_by(backward_operator), setup_context=save_for_backward)
+
+
+def with_options(function: Function, tensors: int) -> Function:
+    """Make a function of so many tensors and Options accept an operator's arguments, which end with the fields of
+    Options.
+    """
+    return lambda *arguments: function(*arguments[:tensors], Options(*arguments[tensors:]))
 
 
 def empty_output(x: Tensor) -> Tensor:
@@ -57,25 +62,14 @@ def softmax_scale(d: int, scale: float | None) -> float:
     return 1 / math.sqrt(d) if scale is None else float(scale)
 
 
-def _forward_shapes(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None = None, *options: Any
-) -> tuple[Tensor, Tensor]:
+def _forward_shapes(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     return empty_output(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
 def _backward_shapes(
-    grad_o: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    is_causal: bool,
-    scale: float | None = None,
-    grad_lse: Tensor | None = None,
-    *options: Any,
+    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, grad_lse: Tensor | None, options: Options
 ) -> list[Tensor]:
-    sinks = Options(*options).sinks
+    sinks = options.sinks
     return [*map(empty_output, (q, k, v)), *([] if sinks is None else [torch.empty_like(sinks)])]
 
 

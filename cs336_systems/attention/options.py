@@ -1,4 +1,4 @@
-"""Options of attention next to is_causal and scale: sliding windows, softcap, sinks, packed documents."""
+"""Options of attention: masks, scale, sliding windows, softcap, sinks, packed documents."""
 
 import math
 from itertools import pairwise
@@ -13,14 +13,18 @@ OPEN = -1
 
 
 class Options(NamedTuple):
-    """Options that the operators accept; the defaults change nothing."""
+    """Options that the operators accept."""
 
+    is_causal: bool = False
+    """Query i sees keys j <= i only."""
+    scale: float | None = None
+    """Factor of the scores; 1 / √d if None."""
     window_left: int = OPEN
     """How many positions before its own a query sees keys."""
     window_right: int = OPEN
     """How many positions after its own a query sees keys."""
-    softcap: float = 0.0
-    """Scaled scores s become softcap · tanh(s / softcap); zero leaves them unchanged."""
+    softcap: float | None = None
+    """Scaled scores s become softcap · tanh(s / softcap), unless it is None."""
     deterministic: bool = False
     """Whether the backward pass is bitwise reproducible."""
     sinks: Tensor | None = None
@@ -30,15 +34,46 @@ class Options(NamedTuple):
     cu_seqlens_k: Tensor | None = None
     """The same for keys."""
 
+    @property
+    def only_mask(self) -> bool:
+        """Whether nothing but is_causal and scale is given."""
+        tensors = self[-TENSORS:]
+        return self[2:-TENSORS] == DEFAULTS[2:-TENSORS] and all(x is None for x in tensors)
+
 
 SCHEMA = (
-    "int window_left=-1, int window_right=-1, float softcap=0.0, bool deterministic=False, Tensor? sinks=None, "
-    "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None"
+    "bool is_causal=False, float? scale=None, int window_left=-1, int window_right=-1, float? softcap=None, "
+    "bool deterministic=False, Tensor? sinks=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None"
 )
 """Options as the operators' last arguments."""
 TENSORS = 3
 """Number of options that are tensors; they come last."""
 DEFAULTS = Options()
+
+
+class Variant(NamedTuple):
+    """What kernels are compiled and launched for: options without their tensors."""
+
+    options: Options = DEFAULTS
+    sinks: torch.dtype | None = None
+    documents: int | None = None
+    """Number of packed documents; None without packing."""
+
+    @property
+    def has_tensors(self) -> bool:
+        """Whether kernels are passed sinks or the bounds of documents."""
+        return self.sinks is not None or self.documents is not None
+
+
+def split_tensors(options: Options) -> tuple[Variant, tuple[Tensor | None, ...]]:
+    """Split options into a variant and contiguous tensors: none, or sinks and the bounds of documents."""
+    sinks, cu_seqlens_q, cu_seqlens_k = options.sinks, options.cu_seqlens_q, options.cu_seqlens_k
+    if sinks is None and cu_seqlens_q is None:
+        return Variant(options), ()
+    numbers = options._replace(sinks=None, cu_seqlens_q=None, cu_seqlens_k=None)
+    documents = None if cu_seqlens_q is None else len(cu_seqlens_q) - 1
+    tensors = [None if x is None else x.contiguous() for x in (sinks, cu_seqlens_q, cu_seqlens_k)]
+    return Variant(numbers, None if sinks is None else sinks.dtype, documents), tuple(tensors)
 
 
 class Window(NamedTuple):
@@ -48,9 +83,9 @@ class Window(NamedTuple):
     right: int | None
 
 
-def window_of(is_causal: bool, options: Options, n_queries: int, n_keys: int) -> Window:
+def window_of(options: Options, n_queries: int, n_keys: int) -> Window:
     """Combine a causal mask with a window; a side that reaches beyond the sequences is unlimited."""
-    left, right = options.window_left, 0 if is_causal else options.window_right
+    left, right = options.window_left, 0 if options.is_causal else options.window_right
     return Window(left if 0 <= left < n_queries else None, right if 0 <= right < n_keys else None)
 
 
@@ -89,11 +124,18 @@ def sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
 
 
 def parse_options(
-    q: Tensor, window_size: object, softcap: object, sinks: Tensor | None, deterministic: bool, heads: int | None
-) -> Options | None:
-    """Check a user's options, and return them as the operators accept them, or None if they change nothing.
+    mask: Options,
+    q: Tensor,
+    window_size: object,
+    softcap: object,
+    sinks: Tensor | None,
+    deterministic: bool,
+    heads: int | None,
+) -> Options:
+    """Check a user's options, and return them as the operators accept them.
 
     Args:
+        mask: is_causal and scale, already checked.
         q: queries, on whose device sinks must be.
         window_size: (left, right), each a number of keys or -1 for unlimited; None for no window.
         softcap: a positive number; 0 or None for none.
@@ -112,8 +154,7 @@ def parse_options(
         raise ValueError(f"softcap must be a positive number, or 0 or None for none, got {shown(softcap)}.")
     if sinks is not None:
         _check_sinks(sinks, q, heads)
-    numbers = left, right, float(softcap or 0), deterministic
-    return None if sinks is None and numbers == DEFAULTS[:-TENSORS] else Options(*numbers, sinks)
+    return Options(mask.is_causal, mask.scale, left, right, float(softcap) if softcap else None, deterministic, sinks)
 
 
 def _parse_window(window_size: object) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from cs336_systems.attention.autocast import without_autocast
 from cs336_systems.attention.differentiation import Gradients, once
 from cs336_systems.attention.operators import empty_output, softmax_scale
-from cs336_systems.attention.options import Options, Window, documents, sink_gradient, window_of
+from cs336_systems.attention.options import DEFAULTS, Options, Window, documents, sink_gradient, window_of
 from cs336_systems.attention.recomputation import attention_gradients
 
 BLOCK_M = 64  # queries per tile
@@ -36,7 +36,7 @@ class TiledFlashAttention(torch.autograd.Function):
         Returns:
             [..., n_queries, d], in the dtype of q.
         """
-        o, lse = tiled_forward(q, k, v, is_causal)
+        o, lse = tiled_forward(q, k, v, Options(is_causal))
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.is_causal = is_causal
         return o
@@ -45,51 +45,40 @@ class TiledFlashAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_o: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """Compute the gradients by recomputation from L."""
         q, k, v, o, lse = ctx.saved_tensors
-        compiled = q.is_cuda or torch.compiler.is_compiling()
-        gradients = attention_gradients if compiled else tiled_backward
-        return *once(gradients, grad_o, q, k, v, o, lse, ctx.is_causal), None
+        if q.is_cuda or torch.compiler.is_compiling():
+            return *once(attention_gradients, grad_o, q, k, v, o, lse, ctx.is_causal), None
+        return *once(tiled_backward, grad_o, q, k, v, o, lse, None, Options(ctx.is_causal)), None
 
 
-def tiled_forward(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None = None, *options: Any
-) -> tuple[Tensor, Tensor]:
+def tiled_forward(q: Tensor, k: Tensor, v: Tensor, options: Options = DEFAULTS) -> tuple[Tensor, Tensor]:
     """Compute Algorithm 1 of FlashAttention-2.
 
     Args:
         q: queries, [..., heads, n_queries, d].
         k: keys, [..., n_keys, d], with as many heads or fewer, each then shared by neighbouring heads of q.
         v: values, like the keys.
-        is_causal: query i sees keys j <= i only.
-        scale: factor of the scores, 1 / √d if None.
-        options: the fields of Options.
+        options: see Options.
 
     Returns:
         The output, like q, and its log-sum-exp L, [..., n_queries], natural logarithm, fp32 (fp64 for inputs in fp64).
     """
-    chosen = Options(*options)
     o = empty_output(q)
     lse = torch.empty(q.shape[:-1], dtype=_accumulator_dtype(q), device=q.device)
-    for queries, keys in documents(chosen, q.shape[-2], k.shape[-2]):
+    for queries, keys in documents(options, q.shape[-2], k.shape[-2]):
         part = q[..., queries, :], k[..., keys, :], v[..., keys, :]
-        _forward_document((o[..., queries, :], lse[..., queries]), part, is_causal, scale, chosen)
+        _forward_document((o[..., queries, :], lse[..., queries]), part, options)
     return o, lse
 
 
-def _forward_document(
-    outputs: tuple[Tensor, Tensor],
-    inputs: tuple[Tensor, Tensor, Tensor],
-    is_causal: bool,
-    scale: float | None,
-    options: Options,
-) -> None:
+def _forward_document(outputs: tuple[Tensor, Tensor], inputs: tuple[Tensor, Tensor, Tensor], options: Options) -> None:
     """Write the output and L of one document."""
     o, lse = outputs
     q, k, v = inputs
-    window = window_of(is_causal, options, q.shape[-2], k.shape[-2])
+    window = window_of(options, q.shape[-2], k.shape[-2])
     with without_autocast(q):
         for start_m in range(0, q.shape[-2], BLOCK_M):
             tile = slice(start_m, start_m + BLOCK_M)
-            o[..., tile, :], lse[..., tile] = _forward_tile(q[..., tile, :], k, v, start_m, scale, window, options)
+            o[..., tile, :], lse[..., tile] = _forward_tile(q[..., tile, :], k, v, start_m, window, options)
 
 
 def tiled_backward(
@@ -99,40 +88,33 @@ def tiled_backward(
     v: Tensor,
     o: Tensor,
     lse: Tensor,
-    is_causal: bool,
-    scale: float | None = None,
     grad_lse: Tensor | None = None,
-    *options: Any,
+    options: Options = DEFAULTS,
 ) -> list[Tensor]:
     """Compute Algorithm 2 of FlashAttention-2: gradients of q, k, v and, if there are any, sinks, each in its dtype.
 
     Args:
         grad_o: gradient of the output.
-        q: queries, keys and values as in tiled_forward.
-        k: see q.
-        v: see q.
+        q: as in tiled_forward, like k, v and options.
+        k: keys.
+        v: values.
         o: output of tiled_forward.
         lse: its L.
-        is_causal: as in tiled_forward.
-        scale: as in tiled_forward.
         grad_lse: gradient of L; zero if None.
-        options: as in tiled_forward.
+        options: those of the forward pass.
     """
-    chosen = Options(*options)
-    scale = softmax_scale(q.shape[-1], scale)
     dq = torch.zeros(q.shape, dtype=lse.dtype, device=q.device)
     dk, dv = empty_output(k), empty_output(v)
     delta = (o.to(lse.dtype) * grad_o).sum(-1)  # D = rowsum(O * dO)
     if grad_lse is not None:
         delta -= grad_lse
-    of_sinks = [] if chosen.sinks is None else [sink_gradient(chosen.sinks, lse, delta)]
+    of_sinks = [] if options.sinks is None else [sink_gradient(options.sinks, lse, delta)]
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # P = 0 where all scores are -inf
     with without_autocast(q):
-        for queries, keys in documents(chosen, q.shape[-2], k.shape[-2]):
+        for queries, keys in documents(options, q.shape[-2], k.shape[-2]):
             gradients = dq[..., queries, :], dk[..., keys, :], dv[..., keys, :]
             part = grad_o[..., queries, :], q[..., queries, :], k[..., keys, :], v[..., keys, :]
-            statistics = lse[..., queries], delta[..., queries]
-            _backward_document(gradients, part, statistics, is_causal, scale, chosen)
+            _backward_document(gradients, part, (lse[..., queries], delta[..., queries]), options)
     return [empty_output(q).copy_(dq), dk, dv, *of_sinks]
 
 
@@ -140,15 +122,14 @@ def _backward_document(
     gradients: Gradients,
     inputs: tuple[Tensor, Tensor, Tensor, Tensor],
     statistics: tuple[Tensor, Tensor],
-    is_causal: bool,
-    scale: float,
     options: Options,
 ) -> None:
     """Write the gradients of one document, whose dq is initially zero, from its inputs, L and D."""
     dq, dk, dv = gradients
     grad_o, q, k, v = inputs
     lse, delta = statistics
-    window = window_of(is_causal, options, q.shape[-2], k.shape[-2])
+    scale = softmax_scale(q.shape[-1], options.scale)
+    window = window_of(options, q.shape[-2], k.shape[-2])
     for start_n in range(0, k.shape[-2], BLOCK_N):
         keys = slice(start_n, start_n + BLOCK_N)
         k_tile, v_tile = (_load_keys(x, keys, q) for x in (k, v))
@@ -174,7 +155,7 @@ def _accumulator_dtype(x: Tensor) -> torch.dtype:
 
 
 def _forward_tile(
-    q_tile: Tensor, k: Tensor, v: Tensor, start_m: int, scale: float | None, window: Window, options: Options
+    q_tile: Tensor, k: Tensor, v: Tensor, start_m: int, window: Window, options: Options
 ) -> tuple[Tensor, Tensor]:
     """Compute attention of one tile of queries, [..., rows, d], the first with index start_m, over all visible keys.
 
@@ -182,7 +163,7 @@ def _forward_tile(
         The output tile, [..., rows, d], and its log-sum-exp L, [..., rows], natural logarithm.
     """
     first, end = _visible(start_m, q_tile.shape[-2], k.shape[-2], *window)
-    q_tile = q_tile.to(_accumulator_dtype(q_tile)) * softmax_scale(q_tile.shape[-1], scale)
+    q_tile = q_tile.to(_accumulator_dtype(q_tile)) * softmax_scale(q_tile.shape[-1], options.scale)
     acc = torch.zeros_like(q_tile)  # output before its division by row_sum
     lowest = torch.finfo(q_tile.dtype).min
     row_max = torch.full(q_tile.shape[:-1], lowest, dtype=q_tile.dtype, device=q_tile.device)  # m
@@ -212,7 +193,7 @@ def _visible(start: int, rows: int, n: int, before: int | None, after: int | Non
     return first, n if after is None else min(start + rows + after, n)
 
 
-def _scores(q_tile: Tensor, k_tile: Tensor, softcap: float) -> Tensor:
+def _scores(q_tile: Tensor, k_tile: Tensor, softcap: float | None) -> Tensor:
     """Compute scores of a tile of scaled queries and a tile of keys, [..., rows, columns]."""
     scores = q_tile @ k_tile.transpose(-2, -1)
     return softcap * torch.tanh(scores / softcap) if softcap else scores

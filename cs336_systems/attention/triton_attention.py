@@ -8,6 +8,7 @@ from torch import Tensor
 from cs336_systems.attention.differentiation import once
 from cs336_systems.attention.launcher import on_device
 from cs336_systems.attention.operators import define_operators
+from cs336_systems.attention.options import Options
 from cs336_systems.attention.recomputation import attention_gradients
 from cs336_systems.attention.triton_launch import attention_backward, attention_forward
 
@@ -25,9 +26,10 @@ class TritonFlashAttention(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
         """Compute Algorithm 1 of FlashAttention-2; save q, k, v, the output and L, [..., n_queries]."""
         # torch.compile requires operators; otherwise the dispatcher would only add overhead to a launch.
-        compiling = torch.compiler.is_compiling()
-        forward = torch.ops.cs336_systems.flash_forward if compiling else _forward
-        o, lse = forward(q, k, v, is_causal)
+        if torch.compiler.is_compiling():
+            o, lse = torch.ops.cs336_systems.flash_forward(q, k, v, is_causal)
+        else:
+            o, lse = _forward(q, k, v, Options(is_causal))
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.is_causal = is_causal
         return o
@@ -35,9 +37,11 @@ class TritonFlashAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_o: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """Compute Algorithm 2 of FlashAttention-2."""
-        backward = torch.ops.cs336_systems.flash_backward if torch.compiler.is_compiling() else _backward
         q, k, v, o, lse = ctx.saved_tensors
-        return *once(backward, grad_o, q, k, v, o, lse, ctx.is_causal), None
+        if torch.compiler.is_compiling():
+            flash_backward = torch.ops.cs336_systems.flash_backward
+            return *once(flash_backward, grad_o, q, k, v, o, lse, None, ctx.is_causal), None
+        return *once(_backward, grad_o, q, k, v, o, lse, None, Options(ctx.is_causal)), None
 
 
 class TritonForwardCompiledBackward(TritonFlashAttention):

@@ -7,7 +7,6 @@ of heads, in bf16, fp16 or fp32, with any strides. Each key head is shared by he
 import math
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ from cs336_systems.attention.launcher import (
     sum_shared,
 )
 from cs336_systems.attention.operators import empty_output, softmax_scale
-from cs336_systems.attention.options import DEFAULTS, Options, sink_gradient, window_of
+from cs336_systems.attention.options import DEFAULTS, Options, Variant, sink_gradient, split_tensors, window_of
 from cs336_systems.attention.tile_config import (
     BackwardTiles,
     ForwardTiles,
@@ -48,59 +47,29 @@ ROUNDED_TO = 128  # n_queries is rounded up to a multiple of this in the buffer 
 PREPROCESS_BLOCK_M = 32
 
 
-class Variant(NamedTuple):
-    """The options, besides a mask, for which kernels are compiled and launched, without their tensors."""
-
-    window_left: int = DEFAULTS.window_left
-    window_right: int = DEFAULTS.window_right
-    softcap: float = DEFAULTS.softcap
-    sinks: torch.dtype | None = None
-    documents: int | None = None
-    """Number of packed documents; None without packing."""
-
-    @property
-    def has_tensors(self) -> bool:
-        """Whether kernels are passed sinks or the bounds of documents."""
-        return self.sinks is not None or self.documents is not None
-
-
-PLAIN = Variant()
-
-
 def attention_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    is_causal: bool,
-    scale: float | None = None,
-    *options: Any,
+    options: Options = DEFAULTS,
+    *,
     tiles: ForwardTiles | None = None,
     precision: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the output, like q, and its log-sum-exp L, [..., n_queries] fp32, natural logarithm.
 
-    Scores are multiplied by scale, 1 / √d if None; options are the fields of Options. Tiles and the precision of the
-    matmuls (input_precision of tl.dot) are the default ones unless an experiment passes its own.
+    Tiles and the precision of the matmuls (input_precision of tl.dot) are the default ones unless an experiment passes
+    its own.
     """
-    variant, tensors = _variant(options) if options else (PLAIN, ())
+    variant, tensors = split_tensors(options)
     tiles = tiles or default_tiles(q.get_device(), q.dtype, _tiled_shape(q.shape, variant))[0]
     o = empty_output(q)
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     ensure = ensure_described if tiles.descriptors else _ensure_contiguous
     q, k, v = ensure(q), ensure(k), ensure(v)
     strides = (q.stride(), k.stride(), v.stride(), o.stride())
-    launch = _forward_launch(tiles, precision, q.dtype, is_causal, scale, q.shape, k.shape, strides, variant)
-    launch(q, k, v, o, lse, *tensors)
+    _forward_launch(tiles, precision, q.dtype, q.shape, k.shape, strides, variant)(q, k, v, o, lse, *tensors)
     return o, lse
-
-
-def _variant(options: tuple[Any, ...]) -> tuple[Variant, tuple[Tensor | None, ...]]:
-    """Split options into a compile-time variant and tensors: sinks and the bounds of documents."""
-    left, right, softcap, _, sinks, cu_seqlens_q, cu_seqlens_k = Options(*options)
-    documents = None if cu_seqlens_q is None else len(cu_seqlens_q) - 1
-    variant = Variant(left, right, softcap, None if sinks is None else sinks.dtype, documents)
-    tensors = [None if x is None else x.contiguous() for x in (sinks, cu_seqlens_q, cu_seqlens_k)]
-    return variant, tuple(tensors) if variant.has_tensors else ()
 
 
 def _tiled_shape(shape: torch.Size, variant: Variant) -> torch.Size:
@@ -118,17 +87,16 @@ def attention_backward(
     v: Tensor,
     o: Tensor,
     lse: Tensor,
-    is_causal: bool,
-    scale: float | None = None,
     grad_lse: Tensor | None = None,
-    *options: Any,
+    options: Options = DEFAULTS,
+    *,
     tiles: BackwardTiles | None = None,
     precision: str | None = None,
 ) -> list[Tensor]:
     """Compute the gradients of q, k, v and, if there are any, sinks from the gradients of o and, unless it is None, of
     L.
     """
-    variant, tensors = _variant(options) if options else (PLAIN, ())
+    variant, tensors = split_tensors(options)
     tiles = tiles or default_tiles(q.get_device(), q.dtype, _tiled_shape(q.shape, variant))[1]
     if grad_lse is not None or variant.has_tensors:
         tiles = replace(tiles, preprocess=True)
@@ -138,7 +106,7 @@ def attention_backward(
     do, q, k, v = ensure(grad_o), ensure(q), ensure(k), ensure(v)
     lse_delta = _preprocess(o, do, lse, grad_lse) if tiles.preprocess else lse
     strides = (*(x.stride() for x in (q, k, v, do, o)), dq.stride(), dk.stride(), dv.stride())
-    launch = _backward_launch(tiles, precision, q.dtype, is_causal, scale, q.shape, k.shape, strides, variant)
+    launch = _backward_launch(tiles, precision, q.dtype, q.shape, k.shape, strides, variant)
     launch(q, k, v, do, lse_delta, o, dq, dk, dv, *tensors[1:])
     gradients = [dq, *sum_shared(dk, dv, *inputs)]
     if tensors and tensors[0] is not None:
@@ -185,8 +153,6 @@ def _forward_launch(
     tiles: ForwardTiles,
     precision: str | None,
     dtype: torch.dtype,
-    is_causal: bool,
-    scale: float | None,
     q_shape: torch.Size,
     k_shape: torch.Size,
     strides: Strides,
@@ -195,12 +161,12 @@ def _forward_launch(
     batch, heads, n_queries, d = shape_4d(q_shape)
     block_d = _block_d(d, dtype)
     group = largest_group(tiles.group, batch * heads)
-    numbers = (group, heads, n_queries, k_shape[-2], LOG2_E * softmax_scale(d, scale))
-    of_options = _option_numbers(variant, is_causal, n_queries, k_shape[-2], LOG2_E)
+    numbers = (group, heads, n_queries, k_shape[-2], LOG2_E * softmax_scale(d, variant.options.scale))
+    of_options = _option_numbers(variant, n_queries, k_shape[-2], LOG2_E)
     missing = () if variant.has_tensors else (None,) * 3  # tensors
     tiles_of_queries = _count_tiles(n_queries, tiles.block_m, variant)
     blocks = (tiles.block_m, tiles.block_n, block_d)
-    flags = (is_causal, tiles.descriptors, precision or _default_precision(dtype))
+    flags = (variant.options.is_causal, tiles.descriptors, precision or _default_precision(dtype))
     constexprs = (heads // shape_4d(k_shape)[1], d, *blocks, *flags)
     q, k, v, _ = strides
     descriptors = [
@@ -225,8 +191,6 @@ def _backward_launch(
     tiles: BackwardTiles,
     precision: str | None,
     dtype: torch.dtype,
-    is_causal: bool,
-    scale: float | None,
     q_shape: torch.Size,
     k_shape: torch.Size,
     strides: Strides,
@@ -237,10 +201,11 @@ def _backward_launch(
     block_d = _block_d(d, dtype)
     key_tiles, query_tiles = (_count_tiles(n, tiles.block_outer, variant) for n in (n_keys, n_queries))
     group = largest_group(tiles.group, batch * heads)
+    scale = softmax_scale(d, variant.options.scale)
     lengths = (n_queries, _rounded(n_queries), n_keys, key_tiles, query_tiles)
-    of_options = _option_numbers(variant, is_causal, n_queries, n_keys, 1.0)
+    of_options = _option_numbers(variant, n_queries, n_keys, 1.0)
     missing = () if variant.has_tensors else (None,) * 2  # tensors
-    flags = (is_causal, tiles.preprocess, tiles.descriptors)
+    flags = (variant.options.is_causal, tiles.preprocess, tiles.descriptors)
     blocks = (tiles.block_outer, tiles.block_inner, block_d)
     block = tiles.block_outer  # = block_inner, with descriptors
     q, k, v, do, *_ = strides
@@ -256,7 +221,7 @@ def _backward_launch(
     return Launch(
         backward_kernel,
         ((key_tiles + query_tiles) * batch * heads, 1, 1),
-        (*missing, *_kernel_strides(strides), group, heads, *lengths, softmax_scale(d, scale), *of_options),
+        (*missing, *_kernel_strides(strides), group, heads, *lengths, scale, *of_options),
         (heads // shape_4d(k_shape)[1], d, *blocks, *flags, precision or _default_precision(dtype)),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
@@ -275,12 +240,12 @@ def _preprocess_launch(dtype: torch.dtype, shape: torch.Size, strides: Strides) 
     return Launch(preprocess_kernel, (programs, 1, 1), scalars, constexprs, num_stages=1)
 
 
-def _option_numbers(
-    variant: Variant, is_causal: bool, n_queries: int, n_keys: int, unit: float
-) -> tuple[float | None, ...]:
+def _option_numbers(variant: Variant, n_queries: int, n_keys: int, unit: float) -> tuple[float | None, ...]:
     """Window, softcap in a unit of the logarithm, and number of documents, as the kernels accept them."""
-    left, right = window_of(False, Options(variant.window_left, variant.window_right), n_queries, n_keys)
-    return left, None if is_causal else right, variant.softcap * unit or None, variant.documents
+    options = variant.options
+    left, right = window_of(options, n_queries, n_keys)
+    softcap = options.softcap * unit if options.softcap else None
+    return left, None if options.is_causal else right, softcap, variant.documents
 
 
 def _count_tiles(n: int, block: int, variant: Variant) -> int:

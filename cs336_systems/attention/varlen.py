@@ -6,7 +6,7 @@ from torch import Tensor
 
 from cs336_systems.attention.autocast import autocast_inputs
 from cs336_systems.attention.flash import attend, check
-from cs336_systems.attention.options import DEFAULTS, check_documents, parse_options, shown
+from cs336_systems.attention.options import Options, check_documents, parse_options, shown
 
 
 @overload
@@ -110,7 +110,8 @@ def flash_attention_varlen(
     check_documents(q, k, cu_seqlens_q, cu_seqlens_k)
     q, k, v = (x.transpose(0, 1)[None] for x in autocast_inputs(q, k, v))
     check(q, k, v, is_causal, scale, enable_gqa)
-    options = parse_options(q, window_size, softcap, sinks, deterministic, q.shape[1]) or DEFAULTS
+    mask = Options(is_causal, scale)
+    options = parse_options(mask, q, window_size, softcap, sinks, deterministic, q.shape[1])
     options = options._replace(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    o, lse = attend(q, k, v, is_causal, scale, enable_gqa, return_lse, options)
+    o, lse = attend(q, k, v, options, enable_gqa, return_lse)
     return (o[0].transpose(0, 1), lse[0]) if return_lse else o[0].transpose(0, 1)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cs336_systems.attention.options import Options
 from cs336_systems.attention.tile_config import BackwardTiles, ForwardTiles
 from cs336_systems.benchmarks.comparison.exact_attention import require_close
 from cs336_systems.benchmarks.runner import require_kernels, rows_or_reason
@@ -33,15 +34,16 @@ def measure(cell: FlashAblation, device: torch.device) -> list[Measurement]:
     from cs336_systems.attention.triton_launch import attention_backward, attention_forward, default_tiles
 
     q, k, v, grad_o = inputs = make_inputs(cell, device)
+    causal = Options(is_causal=True)
     grad_of_sum = torch.ones((), dtype=q.dtype, device=device).expand(q.shape)  # as autograd creates it
-    o, lse = attention_forward(q, k, v, True)
+    o, lse = attention_forward(q, k, v, causal)
     default_forward, default_backward = default_tiles(q.get_device(), q.dtype, q.shape)
 
     def forward(tiles: ForwardTiles, precision: str | None) -> Results:
-        return {"o": attention_forward(q, k, v, True, tiles=tiles, precision=precision)[0]}
+        return {"o": attention_forward(q, k, v, causal, tiles=tiles, precision=precision)[0]}
 
     def backward_of(grad: Tensor, tiles: BackwardTiles, precision: str | None) -> Results:
-        gradients = attention_backward(grad, q, k, v, o, lse, True, tiles=tiles, precision=precision)
+        gradients = attention_backward(grad, q, k, v, o, lse, None, causal, tiles=tiles, precision=precision)
         return dict(zip(("dq", "dk", "dv"), gradients, strict=True))
 
     backward = functools.partial(backward_of, grad_o)

@@ -21,6 +21,8 @@ from torch.utils._pytree import tree_leaves
 
 from cs336_systems.attention import TiledFlashAttention, flash_attention, plain_attention
 from cs336_systems.attention.flash import IMPLEMENTATIONS
+from cs336_systems.attention.operators import with_options
+from cs336_systems.attention.options import Options
 from tests.support.interpreter import interpreter_environment
 
 NAMES = ("o", "lse", "dq", "dk", "dv")
@@ -253,7 +255,7 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         forward, backward = IMPLEMENTATIONS["CompositeExplicitAutograd"]
-        ours = {"attention_forward": forward, "attention_backward": backward}
+        ours = {"attention_forward": with_options(forward, 3), "attention_backward": with_options(backward, 7)}
         if function._opname in ours:
             with self:
                 return ours[function._opname](*args)
@@ -311,7 +313,7 @@ def test_operators_keep_their_contract(name):
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     torch.library.opcheck(operators.attention_forward, (*leaves, True, options["scale"]))
     o, lse = operators.attention_forward(q, k, v, True, options["scale"])
-    arguments = (grad_o, q, k, v, o, lse, True, options["scale"], options["grad_lse"])
+    arguments = (grad_o, q, k, v, o, lse, options["grad_lse"], True, options["scale"])
     torch.library.opcheck(operators.attention_backward, arguments)
 
 
@@ -627,8 +629,8 @@ def launch_results(inputs, is_causal, scale=None, grad_lse=None) -> dict[str, Te
     from cs336_systems.attention.triton_launch import attention_backward, attention_forward
 
     q, k, v, grad_o = inputs
-    o, lse = attention_forward(q, k, v, is_causal, scale)
-    gradients = attention_backward(grad_o, q, k, v, o, lse, is_causal, scale, grad_lse)
+    o, lse = attention_forward(q, k, v, Options(is_causal, scale))
+    gradients = attention_backward(grad_o, q, k, v, o, lse, grad_lse, Options(is_causal, scale))
     return dict(zip(NAMES, (o, lse, *gradients), strict=True))
 
 

@@ -66,8 +66,8 @@ def test_attention_fits(capability, dtype, d):
         for shape in SHAPES.values():
             forward, backward = triton_launch.tiles_for(chip(capability), dtype, torch.Size((*shape, d)))
             q, k, v, do = (empty(*shape, d, dtype=dtype) for _ in range(4))
-            o, lse = triton_launch.attention_forward(q, k, v, True, tiles=forward)
-            triton_launch.attention_backward(do, q, k, v, o, lse, True, tiles=backward)
+            o, lse = triton_launch.attention_forward(q, k, v, Options(True), tiles=forward)
+            triton_launch.attention_backward(do, q, k, v, o, lse, None, Options(True), tiles=backward)
     assert {kernel.name for kernel in gpu.compiled} >= {"forward_kernel", "backward_kernel"}
     limit = MAX_STACK[dtype] * (2 if dtype is FP32 and d > 128 else 1)
     assert not [kernel for kernel in gpu.compiled if kernel.stack > limit]
@@ -84,9 +84,9 @@ def test_attention_with_options_fits(capability, dtype, d):
         for shape, packed in (((2, 16, 8192, d), ()), ((1, 16, 16384, d), (ends, ends))):
             forward, backward = triton_launch.tiles_for(chip(capability), dtype, torch.Size(shape))
             q, k, v, do = (empty(*shape, dtype=dtype) for _ in range(4))
-            options = Options(1023, -1, 30.0, False, sinks, *packed)
-            o, lse = triton_launch.attention_forward(q, k, v, True, None, *options, tiles=forward)
-            triton_launch.attention_backward(do, q, k, v, o, lse, True, None, None, *options, tiles=backward)
+            options = Options(True, None, 1023, -1, 30.0, False, sinks, *packed)
+            o, lse = triton_launch.attention_forward(q, k, v, options, tiles=forward)
+            triton_launch.attention_backward(do, q, k, v, o, lse, None, options, tiles=backward)
     assert {kernel.name for kernel in gpu.compiled} >= {"forward_kernel", "backward_kernel"}
     assert not [kernel for kernel in gpu.compiled if kernel.stack > MAX_STACK[dtype]]
 

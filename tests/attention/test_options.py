@@ -226,12 +226,12 @@ def test_operators_keep_their_contract(case):
     inputs = make_inputs(case, torch.float32)
     q, k, v, do, dlse, sinks = inputs.values()
     packed = bounds(case) if case.packed else (None, None)
-    options = Options(*case.window_size, case.softcap, False, sinks, *packed)
+    options = Options(True, None, *case.window_size, case.softcap, False, sinks, *packed)
     operators = torch.ops.cs336_systems
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    torch.library.opcheck(operators.attention_forward, (*leaves, True, None, *options))
-    o, lse = operators.attention_forward(q, k, v, True, None, *options)
-    torch.library.opcheck(operators.attention_backward, (do, q, k, v, o, lse, True, None, dlse, *options))
+    torch.library.opcheck(operators.attention_forward, (*leaves, *options))
+    o, lse = operators.attention_forward(q, k, v, *options)
+    torch.library.opcheck(operators.attention_backward, (do, q, k, v, o, lse, dlse, *options))
 
 
 def test_torch_func():
@@ -335,12 +335,11 @@ def run_interpreted(names: list[str]) -> None:
 def launch_results(case: Case, inputs: dict[str, Tensor], launch) -> dict[str, Tensor]:
     """Results of kernels, by the module that launches them, for inputs that they take as they are."""
     packed = bounds(case, inputs["q"].device) if case.packed else (None, None)
-    options = Options(
-        *case.window_size, case.softcap, case.deterministic, inputs["sinks"] if case.has_sinks else None, *packed
-    )
+    sinks = inputs["sinks"] if case.has_sinks else None
+    options = Options(case.is_causal, None, *case.window_size, case.softcap, case.deterministic, sinks, *packed)
     q, k, v, do, dlse, _ = inputs.values()
-    o, lse = launch.attention_forward(q, k, v, case.is_causal, None, *options)
-    gradients = launch.attention_backward(do, q, k, v, o, lse, case.is_causal, None, dlse, *options)
+    o, lse = launch.attention_forward(q, k, v, options)
+    gradients = launch.attention_backward(do, q, k, v, o, lse, dlse, options)
     return named(o, lse, *gradients)
 
 

@@ -7,7 +7,7 @@ is shared by heads / kv_heads neighbouring heads of q.
 
 import math
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -36,7 +36,7 @@ from cs336_systems.attention.launcher import (
     sum_shared,
 )
 from cs336_systems.attention.operators import empty_output, softmax_scale
-from cs336_systems.attention.options import DEFAULTS, OPEN, Options, sink_gradient, window_of
+from cs336_systems.attention.options import DEFAULTS, Options, Variant, sink_gradient, split_tensors, window_of
 
 LOG2_E = math.log2(math.e)
 DTYPES = (torch.bfloat16, torch.float16)
@@ -81,25 +81,21 @@ def attention_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    is_causal: bool,
-    scale: float | None = None,
-    *options: Any,
+    options: Options = DEFAULTS,
+    *,
     tiles: ForwardTiles | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the output, like q, and its log-sum-exp L, [..., n_queries] fp32, natural logarithm.
 
-    Scores are multiplied by scale, 1 / √d if None; options are the fields of Options, without documents and, unless
-    with a causal mask, without a window. Tiles are the default ones unless an experiment passes its own.
+    Packed documents are not supported, nor a window without a causal mask. Tiles are the default ones unless an
+    experiment passes its own.
     """
-    chosen = Options(*options) if options else DEFAULTS
+    variant, tensors = split_tensors(options)
     o = empty_output(q)
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     q, k, v = ensure_described(q), ensure_described(k), ensure_described(v)
     strides = (q.stride(), k.stride(), v.stride(), o.stride())
-    sinks = () if chosen.sinks is None else (chosen.sinks.contiguous(),)
-    variant = (chosen.window_left, chosen.softcap, sinks[0].dtype if sinks else None)
-    launch = _forward_launch(tiles, is_causal, scale, q.dtype, q.shape, k.shape, strides, *variant)
-    launch(q, k, v, o, lse, *sinks)
+    _forward_launch(tiles, variant, q.dtype, q.shape, k.shape, strides)(q, k, v, o, lse, *tensors[:1])
     return o, lse
 
 
@@ -110,10 +106,9 @@ def attention_backward(
     v: Tensor,
     o: Tensor,
     lse: Tensor,
-    is_causal: bool,
-    scale: float | None = None,
     grad_lse: Tensor | None = None,
-    *options: Any,
+    options: Options = DEFAULTS,
+    *,
     group: int | None = None,
 ) -> list[Tensor]:
     """Compute the gradients of q, k, v and, if there are any, sinks from the gradients of o and, unless it is None, of
@@ -123,25 +118,25 @@ def attention_backward(
 
     Groups of heads have the default size unless an experiment passes its own.
     """
-    chosen = Options(*options) if options else DEFAULTS
+    sinks = options.sinks
     dq, (dk, dv) = empty_output(q), key_gradients(q, k, v)
     inputs = k, v
     do, q, k, v = ensure_described(grad_o), ensure_described(q), ensure_described(k), ensure_described(v)
     strides = tuple(x.stride() for x in (q, k, v, do, dk, dv, o, dq))
-    variant = (chosen.window_left, chosen.softcap, chosen.deterministic)
-    launches = _backward_launches(group, is_causal, scale, q.dtype, q.shape, k.shape, strides, *variant)
+    without_sinks = options if sinks is None else options._replace(sinks=None)
+    launches = _backward_launches(group, without_sinks, q.dtype, q.shape, k.shape, strides)
     lse_delta = lse.new_empty(launches.lse_delta_size)
     dq_sums = lse.new_empty(launches.dq_size)
     launches.preprocess(o, do, lse, lse_delta, dq_sums)
     if grad_lse is not None:
         _subtract_from_delta(lse_delta, grad_lse)
-    added = (lse.new_zeros(len(lse_delta) // (2 * QUERIES), dtype=torch.int32),) if chosen.deterministic else ()
+    added = (lse.new_zeros(len(lse_delta) // (2 * QUERIES), dtype=torch.int32),) if options.deterministic else ()
     launches.main(q, k, v, do, dk, dv, lse_delta, dq_sums, *added)
     launches.postprocess(dq_sums, dq)
     gradients = [dq, *sum_shared(dk, dv, *inputs)]
-    if chosen.sinks is not None:
+    if sinks is not None:
         delta = lse_delta.view(*lse.shape[:2], -1, 2, QUERIES)[:, :, :, 1].flatten(2)[..., : lse.shape[2]]
-        gradients.append(sink_gradient(chosen.sinks, lse, delta))
+        gradients.append(sink_gradient(sinks, lse, delta))
     return gradients
 
 
@@ -156,34 +151,32 @@ def _subtract_from_delta(lse_delta: Tensor, grad_lse: Tensor) -> None:
 @lru_cache(CACHE_SIZE)
 def _forward_launch(
     tiles: ForwardTiles | None,
-    is_causal: bool,
-    scale: float | None,
+    variant: Variant,
     dtype: torch.dtype,
     q_shape: torch.Size,
     k_shape: torch.Size,
     strides: Strides,
-    window_left: int = OPEN,
-    softcap: float = 0.0,
-    sinks: torch.dtype | None = None,
 ) -> Launch:
     batch, heads, n_queries, d = shape_4d(q_shape)
     n_keys = k_shape[-2]
     block_d = _block_d(d)
-    left, _ = window_of(is_causal, Options(window_left), n_queries, n_keys)
+    options = variant.options
+    left, _ = window_of(options, n_queries, n_keys)
     tiles = tiles or forward_tiles(block_d, batch * heads, n_queries, n_keys, left)
     q, k, v, o = strides
     group = largest_group(tiles.group, batch * heads)
-    missing = (None,) if sinks is None else ()
+    missing = (None,) if variant.sinks is None else ()
+    scale = _score_scale(softmax_scale(d, options.scale), options.softcap)
     return Launch(
         attention_forward_kernel,
         (group, cdiv(n_queries, tiles.consumers * QUERIES), batch * heads // group),
-        (*missing, heads, n_queries, n_keys, _score_scale(softmax_scale(d, scale), softcap), left),
+        (*missing, heads, n_queries, n_keys, scale, left),
         (
             heads // shape_4d(k_shape)[1],
             block_d,
             tiles.consumers,
-            is_causal,
-            softcap * LOG2_E or None,
+            options.is_causal,
+            options.softcap * LOG2_E if options.softcap else None,
             *tiles.registers,
         ),
         maxnreg=tiles.maxnreg,
@@ -209,20 +202,16 @@ class BackwardLaunches(NamedTuple):
 @lru_cache(CACHE_SIZE)
 def _backward_launches(
     group: int | None,
-    is_causal: bool,
-    scale: float | None,
+    options: Options,
     dtype: torch.dtype,
     q_shape: torch.Size,
     k_shape: torch.Size,
     strides: Strides,
-    window_left: int = OPEN,
-    softcap: float = 0.0,
-    deterministic: bool = False,
 ) -> BackwardLaunches:
     batch, heads, n_queries, d = shape_4d(q_shape)
     n_keys = k_shape[-2]
     block_d = _block_d(d)
-    scale = softmax_scale(d, scale)
+    scale = softmax_scale(d, options.scale)
     dk_shape = torch.Size((*q_shape[:-2], n_keys, d))  # and of dv
     query_tiles = batch * heads * cdiv(n_queries, QUERIES)
     lse_delta_size = query_tiles * 2 * QUERIES
@@ -234,17 +223,17 @@ def _backward_launches(
         (d, block_d, triton.next_power_of_2(block_d)),
         num_stages=1,
     )
-    group = largest_group(group or backward_group(block_d, n_queries, deterministic), batch * heads)
-    left, _ = window_of(is_causal, Options(window_left), n_queries, n_keys)
+    group = largest_group(group or backward_group(block_d, n_queries, options.deterministic), batch * heads)
+    left, _ = window_of(options, n_queries, n_keys)
     dq_columns = min(box_columns(block_d), 64)
     row = {"shape": [lse_delta_size], "strides": [1], "block_shape": [QUERIES], "layout": ROW_LAYOUT}
     widths = () if block_d == 64 else (block_d,)
-    missing = () if deterministic else (None,)
-    flags = (is_causal, n_keys % KEYS != 0, softcap * LOG2_E or None)
+    missing = () if options.deterministic else (None,)
+    flags = (options.is_causal, n_keys % KEYS != 0, options.softcap * LOG2_E if options.softcap else None)
     main = Launch(
         attention_backward_d64_kernel if block_d == 64 else attention_backward_d128_kernel,
         (group, cdiv(n_keys, KEYS), batch * heads // group),
-        (*missing, heads, n_queries, n_keys, _score_scale(scale, softcap), scale, left),
+        (*missing, heads, n_queries, n_keys, _score_scale(scale, options.softcap), scale, left),
         (heads // shape_4d(k_shape)[1], *widths, *flags, *BACKWARD_REGISTERS[block_d]),
         descriptors=[
             _tiles_of(q_shape, q, 64, block_d),
@@ -273,7 +262,7 @@ def _tiles_of(shape: torch.Size, strides: tuple[int, ...], block: int, block_d: 
     return partial(TensorDescriptor, **described_as(shape, strides), block_shape=blocks, layout=layout)
 
 
-def _score_scale(scale: float, softcap: float) -> float:
+def _score_scale(scale: float, softcap: float | None) -> float:
     """The factor of the scores as the kernels accept it: in units of log2, or of softcap."""
     return scale / softcap if softcap else LOG2_E * scale
 
