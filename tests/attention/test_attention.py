@@ -1,31 +1,33 @@
-"""Attention on a CPU: tiled PyTorch, the function for users, and the Triton kernels through Triton's interpreter.
+"""Attention on a CPU: tiled PyTorch, and the function for users; some tests also on a GPU."""
 
-An implementation passes where its error against float64 is at most twice that of plain PyTorch in the same precision:
-it may round where PyTorch rounds, in another order, and no more.
-"""
-
-import dataclasses
 import itertools
-import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from cs336_systems.attention import TiledFlashAttention, flash_attention, plain_attention
 from cs336_systems.attention.flash import IMPLEMENTATIONS
 from cs336_systems.attention.operators import with_options
-from cs336_systems.attention.options import Options
-from tests.support.interpreter import interpreter_environment
+from tests.attention.cases import (
+    INFINITE,
+    Case,
+    dense,
+    differences_where_scores_are_infinite,
+    excess,
+    function_results,
+    make_inputs,
+    reference,
+    results,
+)
 
-NAMES = ("o", "lse", "dq", "dk", "dv")
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 NARROW = (torch.float32, torch.bfloat16)
 on_each_device = pytest.mark.parametrize("device", ["cpu", GPU])
@@ -34,122 +36,12 @@ on_each_device = pytest.mark.parametrize("device", ["cpu", GPU])
 LENGTHS = [(128, 128), (77, 77), (50, 130), (130, 50), (1, 65), (65, 1)]
 
 
-def make_inputs(shape, n_keys, dtype, device="cpu", scale=1.0, kv_heads=None, d_v=None) -> list[Tensor]:
-    """Random q, k, v and gradient of the output; q is [*shape], the last two axes being n_queries and d."""
+def make_qkv(shape, n_keys, dtype=torch.float32, device="cpu", kv_heads=None) -> list[Tensor]:
+    """Random q, [*shape], k and v, with other numbers of keys and of heads."""
     generator = torch.Generator().manual_seed(0)
     leading = shape[:-2] if kv_heads is None else (*shape[:-3], kv_heads)
-    d_v = d_v or shape[-1]
-    shapes = (shape, (*leading, n_keys, shape[-1]), (*leading, n_keys, d_v), (*shape[:-1], d_v))
-    q, k, v, grad_o = (torch.randn(s, generator=generator).to(device, dtype) for s in shapes)
-    return [q * scale, k * scale, v, grad_o]
-
-
-def plain_results(inputs: list[Tensor], is_causal: bool, dtype=None, scale=None, grad_lse=None) -> dict[str, Tensor]:
-    """Output, L and gradients by autograd through the textbook formula, in the inputs' dtype or another."""
-    q, k, v, grad_o = (x.detach().to(dtype or x.dtype) for x in inputs)
-    leaves = [x.requires_grad_() for x in (q, k, v)]
-    if k.shape[:-2] != q.shape[:-2]:
-        k, v = (x.repeat_interleave(q.shape[-3] // k.shape[-3], -3) for x in (k, v))
-    if scale is not None:
-        q = q * (scale * math.sqrt(q.shape[-1]))
-    o = plain_attention(q, k, v, is_causal)
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-    if is_causal:
-        hidden = torch.arange(k.shape[-2], device=q.device) > torch.arange(q.shape[-2], device=q.device)[:, None]
-        scores = scores.masked_fill(hidden, -torch.inf)
-    lse = scores.logsumexp(-1)
-    if grad_lse is None:
-        gradients = torch.autograd.grad(o, leaves, grad_o)
-    else:
-        gradients = torch.autograd.grad((o, lse), leaves, (grad_o, grad_lse.to(lse.dtype)))
-    return dict(zip(NAMES, (o.detach(), lse.detach(), *gradients), strict=True))
-
-
-def function_results(function, inputs: list[Tensor], is_causal: bool) -> dict[str, Tensor]:
-    """The same from an autograd.Function, with L as it was saved for backward."""
-    q, k, v, grad_o = inputs
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    o = function.apply(*leaves, is_causal)
-    saved = [x for x in o.grad_fn.saved_tensors if x.shape == q.shape[:-1]]
-    assert len(saved) == 1, "exactly one saved tensor has the shape of L"
-    return dict(zip(NAMES, (o.detach(), saved[0], *torch.autograd.grad(o, leaves, grad_o)), strict=True))
-
-
-def flash_results(inputs: list[Tensor], is_causal: bool, scale=None, grad_lse=None) -> dict[str, Tensor]:
-    """The same from flash_attention."""
-    leaves = [x.detach().requires_grad_() for x in inputs[:3]]
-    o, lse = flash_attention(*leaves, is_causal, scale=scale, enable_gqa=True, return_lse=True)
-    gradients = torch.autograd.grad(
-        (o, lse), leaves, (inputs[3], torch.zeros_like(lse) if grad_lse is None else grad_lse)
-    )
-    return dict(zip(NAMES, (o.detach(), lse.detach(), *gradients), strict=True))
-
-
-def error(got: Tensor, want: Tensor) -> float:
-    """Absolute error, ‖got - want‖."""
-    return (got.double() - want.double()).norm().item()
-
-
-def excess(
-    got: dict[str, Tensor], inputs: list[Tensor], is_causal: bool, large_scores: bool = False, **options
-) -> dict[str, str]:
-    """The results whose error is more than twice PyTorch's; empty if all is well.
-
-    A floor of two roundings of the result allows for PyTorch being exact by luck. With one query or one key it is four
-    roundings of a number of order one, an element and a term: there dQ and dK are zero, or nearly, as sums of
-    differences of such numbers, and what is left is their rounding. With large scores the gradients may also be off by
-    the rounding of L, which any backward pass inherits that starts from L: PyTorch's starts from the saved softmax.
-    """
-    want = plain_results(inputs, is_causal, torch.float64, **options)
-    plain = plain_results(inputs, is_causal, **options)
-    lengths = inputs[0].shape[-2], inputs[1].shape[-2]
-    cancels = max(lengths) ** 0.5 if min(lengths) == 1 else 0.0
-    return beyond_twice(got, plain, want, cancels, want["lse"].abs().max().item() if large_scores else 0.0)
-
-
-def beyond_twice(
-    got: dict[str, Tensor], plain: dict[str, Tensor], want: dict[str, Tensor], cancels: float = 0.0, lse: float = 0.0
-) -> dict[str, str]:
-    """The results whose error against want is more than twice plain's, and than what excess allows besides."""
-    bad = {}
-    for name, value in got.items():
-        eps = torch.finfo(value.dtype).eps
-        floor = max(2 * eps * want[name].norm().item(), 4 * eps * value.numel() ** 0.5 * cancels)
-        if name.startswith("d"):
-            floor += lse * torch.finfo(torch.float32).eps * want[name].norm().item()
-        allowed = 2 * error(plain[name], want[name]) + floor
-        actual = error(value, want[name])
-        if not actual <= allowed:  # also catches NaN
-            bad[name] = f"{actual:.2e} > {allowed:.2e}"
-    return bad
-
-
-INFINITE = {"first keys": slice(0, 70), "middle keys": slice(5, 100), "every key": slice(None)}
-"""Keys whose scores are -inf: more than a tile of them, and with a causal mask whole rows."""
-
-
-def differences_where_scores_are_infinite(results, keys, is_causal, dtype, device="cpu", d=16) -> list[str]:
-    """The results that differ from SDPA's in float64 by more than roundings, with NaN in the same places."""
-    q, k, v, grad_o = make_inputs((1, 2, 130, d), 130, dtype, device)
-    q, k = q.abs(), k.clone()
-    k[:, :, INFINITE[keys]] = -torch.inf
-    got = results([q, k, v, grad_o], is_causal)
-    leaves = [x.double().cpu().requires_grad_() for x in (q, k, v)]
-    with sdpa_kernel(SDPBackend.MATH):
-        o = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=is_causal)
-    scores = leaves[0] @ leaves[1].transpose(-2, -1) / math.sqrt(d)
-    hidden = torch.ones_like(scores).triu(1) > 0
-    lse = (scores.masked_fill(hidden, -torch.inf) if is_causal else scores).logsumexp(-1)
-    gradients = torch.autograd.grad(o, leaves, grad_o.double().cpu())
-    want = dict(zip(NAMES, (o.detach(), lse.detach(), *gradients), strict=True))
-    for name in ("dk", "dv"):  # of the infinite keys themselves they are 0 or NaN: kernels multiply them by padding
-        got[name][:, :, INFINITE[keys]] = want[name][:, :, INFINITE[keys]] = 0
-    tolerance = 64 * torch.finfo(dtype).eps
-    return [
-        name
-        for name, x in got.items()
-        if not torch.allclose(x.double().cpu(), want[name], rtol=tolerance, atol=tolerance, equal_nan=True)
-    ]
+    shapes = (shape, (*leading, n_keys, shape[-1]), (*leading, n_keys, shape[-1]))
+    return [torch.randn(each, generator=generator).to(device, dtype) for each in shapes]
 
 
 @pytest.mark.numeric
@@ -159,11 +51,11 @@ def differences_where_scores_are_infinite(results, keys, is_causal, dtype, devic
     ("device", "dtype"), [("cpu", torch.float32), *(pytest.param("cuda", x, marks=pytest.mark.gpu) for x in NARROW)]
 )
 def test_infinite_scores(device, dtype, keys, is_causal):
-    assert not differences_where_scores_are_infinite(flash_results, keys, is_causal, dtype, device)
+    assert not differences_where_scores_are_infinite(results, keys, is_causal, dtype, device)
 
 
 def test_a_score_that_is_no_number_spoils_its_row_only():
-    q, k, v, _ = make_inputs((1, 130, 16), 130, torch.float32)
+    q, k, v = make_qkv((1, 130, 16), 130)
     q[0, 3] = torch.nan
     o = flash_attention(q, k, v)
     assert o[0, 3].isnan().all()
@@ -175,26 +67,28 @@ def test_a_score_that_is_no_number_spoils_its_row_only():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("n_queries", "n_keys"), LENGTHS)
 def test_tiled(n_queries, n_keys, dtype, is_causal):
-    inputs = make_inputs((2, n_queries, 32), n_keys, dtype)
-    assert not excess(function_results(TiledFlashAttention, inputs, is_causal), inputs, is_causal)
+    case = dense((2, 1, n_queries, 32), n_keys, is_causal)
+    inputs = make_inputs(case, dtype)
+    assert not excess(case, inputs, function_results(TiledFlashAttention, case, inputs))
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_tiled_in_float64(is_causal):
-    q, k, v, _ = (x.requires_grad_() for x in make_inputs((2, 5, 4), 7, torch.float64))
+    q, k, v = (x.requires_grad_() for x in make_qkv((2, 5, 4), 7, torch.float64))
     assert torch.autograd.gradcheck(lambda *x: TiledFlashAttention.apply(*x, is_causal), (q, k, v))
 
 
 @pytest.mark.numeric
 def test_tiled_with_large_scores():
-    inputs = make_inputs((2, 100, 64), 100, torch.float32, scale=10.0)  # scores of some hundreds: exp alone overflows
-    assert not excess(function_results(TiledFlashAttention, inputs, True), inputs, True, large_scores=True)
+    case = dense((2, 1, 100, 64), 100, True, factor=10.0)  # scores of some hundreds: exp alone overflows
+    inputs = make_inputs(case, torch.float32)
+    assert not excess(case, inputs, function_results(TiledFlashAttention, case, inputs))
 
 
 @on_each_device
 @pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 3, 5, 8), (2, 2, 3, 5, 8), (0, 5, 8), (2, 0, 8)])
 def test_any_leading_axes(shape, device):
-    q, k, v, _ = make_inputs(shape, 7, torch.float32, device)
+    q, k, v = make_qkv(shape, 7, device=device)
     q.requires_grad_()
     o = flash_attention(q, k, v, True)
     assert o.shape == q.shape
@@ -215,17 +109,17 @@ def test_strided_inputs_and_a_gradient_of_stride_zero():
 @pytest.mark.parametrize("function", [flash_attention, TiledFlashAttention.apply])
 def test_nothing_inside_is_cast_by_autocast(function, dtype):
     """Forward and backward under autocast give the bits that they give without, from inputs that autocast casts to."""
-    inputs = make_inputs((2, 90, 16), 90, dtype, scale=3.0)
+    q, k, v, grad_o = (3 * x for x in (*make_qkv((2, 90, 16), 90, dtype), torch.randn(2, 90, 16)))
 
-    def results(*leaves):
+    def compute(*leaves):
         leaves = [x.detach().requires_grad_() for x in leaves]
         o = function(*leaves, True)
-        return o, *torch.autograd.grad(o, leaves, inputs[3].to(o.dtype))
+        return o, *torch.autograd.grad(o, leaves, grad_o.to(o.dtype))
 
     with torch.autocast("cpu", torch.bfloat16):
-        got = results(*inputs[:3])
+        got = compute(q, k, v)
     casts = function is flash_attention
-    want = results(*(x.bfloat16() if casts else x for x in inputs[:3]))
+    want = compute(*(x.bfloat16() if casts else x for x in (q, k, v)))
     assert got[0].dtype == (torch.bfloat16 if casts else dtype)
     assert all(torch.equal(a, b.to(a.dtype)) for a, b in zip(got, want, strict=True))
 
@@ -236,16 +130,17 @@ def test_autocast_does_not_cast_fp64():
         flash_attention(q, q, q)
 
 
-@pytest.mark.parametrize("scale", [1.0, 3.0])
-def test_bf16_gradients_are_as_close_as_those_of_sdpa(scale):
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_bf16_gradients_are_as_close_as_those_of_sdpa(factor):
     """With scores of this size, rounding them to bf16 shows: sixfold."""
-    inputs = make_inputs((2, 4, 100, 64), 100, torch.bfloat16, scale=scale)
-    leaves = [x.detach().requires_grad_() for x in inputs[:3]]
+    case = dense((2, 4, 100, 64), 100, True, factor=factor)
+    inputs = make_inputs(case, torch.bfloat16)
+    leaves = [inputs[name].detach().requires_grad_() for name in ("q", "k", "v")]
     o = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True)
-    of_sdpa = torch.autograd.grad(o, leaves, inputs[3])
-    want, got = plain_results(inputs, True, torch.float64), flash_results(inputs, True)
+    of_sdpa = torch.autograd.grad(o, leaves, inputs["do"])
+    want, got = reference(case, inputs, torch.float64), results(case, inputs)
     for name, gradient in zip(("dq", "dk", "dv"), of_sdpa, strict=True):
-        assert error(got[name], want[name]) <= 1.2 * error(gradient, want[name]), name
+        assert (got[name] - want[name]).norm() <= 1.2 * (gradient - want[name]).norm(), name
 
 
 class Largest(TorchDispatchMode):
@@ -269,10 +164,9 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("function", [flash_attention, TiledFlashAttention.apply])
 def test_memory_is_linear_in_the_sequence(function):
     n, d = 600, 8
-    q, k, v, grad_o = make_inputs((1, n, d), n, torch.float32)
-    leaves = [x.requires_grad_() for x in (q, k, v)]
+    leaves = [x.requires_grad_() for x in make_qkv((1, n, d), n)]
     with Largest() as largest:
-        torch.autograd.grad(function(*leaves, True), leaves, grad_o)
+        torch.autograd.grad(function(*leaves, True), leaves, torch.randn(1, n, d))
     assert largest.elements == n * d  # of a tile there are 64 x 64
 
 
@@ -294,7 +188,7 @@ def graphs_of(function, calls) -> list[torch.fx.Graph]:
 
 def test_compiled_once_for_all_lengths_in_a_small_graph():
     lengths = ((40, 50), (200, 190), (64, 64), (129, 333))
-    calls = [make_inputs((2, 3, n, 16), m, torch.float32)[:3] for n, m in lengths]
+    calls = [make_qkv((2, 3, n, 16), m) for n, m in lengths]
     (graph,) = graphs_of(lambda q, k, v: flash_attention(q, k, v, is_causal=True), calls)
     assert len(graph.nodes) < 50  # of which most are symbolic sizes
 
@@ -306,45 +200,44 @@ def test_compiled_with_one_tensor_for_all_three():
     torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("name", ["scale", "two heads of q to one of k", "large scale"])
-def test_operators_keep_their_contract(name):
-    (q, k, v, grad_o), options = make_variant(name, torch.float32)
-    operators = torch.ops.cs336_systems
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    torch.library.opcheck(operators.attention_forward, (*leaves, True, options["scale"]))
-    o, lse = operators.attention_forward(q, k, v, True, options["scale"])
-    arguments = (grad_o, q, k, v, o, lse, options["grad_lse"], True, options["scale"])
-    torch.library.opcheck(operators.attention_backward, arguments)
-
-
 def test_meta_tensors_have_shapes_only():
-    q, k, v, grad_o = (x.to("meta") for x in make_inputs((2, 4, 9, 8), 7, torch.bfloat16, kv_heads=2))
+    q, k, v = (x.to("meta") for x in make_qkv((2, 4, 9, 8), 7, torch.bfloat16, kv_heads=2))
     k.requires_grad_()
     o, lse = flash_attention(q, k, v, enable_gqa=True, return_lse=True)
     assert (o.shape, o.dtype, lse.shape, lse.dtype) == (q.shape, q.dtype, (2, 4, 9), torch.float32)
-    assert torch.autograd.grad(o, k, grad_o)[0].shape == k.shape
+    assert torch.autograd.grad(o.sum(), k)[0].shape == k.shape
 
 
-# Shapes as users of SDPA and FlashAttention have them: q's shape, n_keys, heads of k and v, width of v, scale.
+# Shapes as users of SDPA and FlashAttention have them.
 VARIANTS = {
-    "scale": ((2, 3, 70, 24), 90, 3, 24, 0.4),
-    "large scale": ((2, 70, 16), 70, None, 16, 4),
-    "two heads of q to one of k": ((2, 4, 70, 24), 90, 2, 24, None),
-    "all heads of q to one of k": ((3, 130, 16), 70, 1, 16, 0.3),
-    "groups, two batch axes": ((2, 3, 6, 33, 16), 40, 2, 16, None),
-    "narrow values": ((2, 3, 70, 24), 50, 3, 9, None),
-    "wide values, groups": ((2, 4, 33, 16), 70, 1, 40, 0.2),
-    "no batch axis": ((70, 16), 50, None, 24, None),
+    "scale": dense((2, 3, 70, 24), 90, False, scale=0.4),
+    "large scale": dense((2, 1, 70, 16), 70, False, heads=None, kv_heads=None, scale=4),
+    "two heads of q to one of k": dense((2, 4, 70, 24), 90, False, kv_heads=2),
+    "all heads of q to one of k": dense((3, 130, 16), 70, False, kv_heads=1, scale=0.3),
+    "groups, two batch axes": dense((2, 3, 6, 33, 16), 40, False, kv_heads=2),
+    "narrow values": dense((2, 3, 70, 24), 50, False, d_v=9),
+    "wide values, groups": dense((2, 4, 33, 16), 70, False, kv_heads=1, d_v=40, scale=0.2),
+    "no batch axis": dense((1, 70, 24), 50, False, heads=None, kv_heads=None),
 }
 
 
-def make_variant(name: str, dtype, device="cpu") -> tuple[list[Tensor], dict]:
-    """Inputs, not contiguous, and the options of flash_results and excess."""
-    shape, n_keys, kv_heads, d_v, scale = VARIANTS[name]
-    inputs = make_inputs(shape, n_keys, dtype, device, kv_heads=kv_heads, d_v=d_v)
-    inputs = [x.transpose(0, -2).contiguous().transpose(0, -2) for x in inputs]
-    grad_lse = torch.randn(shape[:-1], generator=torch.Generator().manual_seed(1)).to(device)
-    return inputs, {"scale": scale, "grad_lse": grad_lse}
+def make_variant(name: str, dtype, device="cpu", **options) -> tuple[Case, dict[str, Tensor]]:
+    """A case, and inputs that are not contiguous."""
+    case = replace(VARIANTS[name], uses_lse=True, **options)
+    inputs = make_inputs(case, dtype, device)
+    large = {name: inputs[name].transpose(0, -2).contiguous().transpose(0, -2) for name in ("q", "k", "v", "do")}
+    return case, inputs | large
+
+
+@pytest.mark.parametrize("name", ["scale", "two heads of q to one of k", "large scale"])
+def test_operators_keep_their_contract(name):
+    case, inputs = make_variant(name, torch.float32)
+    q, k, v, do, dlse, _ = inputs.values()
+    operators, mask = torch.ops.cs336_systems, (True, case.scale)
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    torch.library.opcheck(operators.attention_forward, (*leaves, *mask))
+    o, lse = operators.attention_forward(q, k, v, *mask)
+    torch.library.opcheck(operators.attention_backward, (do, q, k, v, o, lse, dlse, *mask))
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -352,15 +245,13 @@ def make_variant(name: str, dtype, device="cpu") -> tuple[list[Tensor], dict]:
 @pytest.mark.parametrize("name", VARIANTS)
 @on_each_device
 def test_variants_and_the_gradient_of_the_log_sum_exp(device, name, dtype, is_causal):
-    inputs, options = make_variant(name, dtype, device)
-    large_scores = name == "large scale"
-    got = flash_results(inputs, is_causal, **options)
-    assert not excess(got, inputs, is_causal, large_scores, **options)
+    case, inputs = make_variant(name, dtype, device, is_causal=is_causal)
+    assert not excess(case, inputs, results(case, inputs))
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if VARIANTS[name][4] is None])
+@pytest.mark.parametrize("name", [name for name in VARIANTS if VARIANTS[name].scale is None])
 def test_variants_mean_what_they_mean_to_sdpa(name):
-    q, k, v, _ = make_variant(name, torch.float32)[0]
+    q, k, v, *_ = make_variant(name, torch.float32)[1].values()
     sdpa = torch.nn.functional.scaled_dot_product_attention
     options = {"scale": 0.3, "enable_gqa": q.dim() > 2, "dropout_p": 0.0, "attn_mask": None}
     torch.testing.assert_close(
@@ -369,11 +260,11 @@ def test_variants_mean_what_they_mean_to_sdpa(name):
 
 
 def test_a_loss_of_the_log_sum_exp_alone():
-    (q, k, v, _), options = make_variant("scale", torch.float32)
+    q, k, v = make_qkv((2, 3, 70, 24), 90)
     q.requires_grad_()
-    lse = flash_attention(q, k, v, scale=options["scale"], return_lse=True)[1]
+    lse = flash_attention(q, k, v, scale=0.4, return_lse=True)[1]
     (grad,) = torch.autograd.grad(lse.sum(), q)
-    (want,) = torch.autograd.grad((q @ k.transpose(-2, -1) * options["scale"]).logsumexp(-1).sum(), q)
+    (want,) = torch.autograd.grad((q @ k.transpose(-2, -1) * 0.4).logsumexp(-1).sum(), q)
     torch.testing.assert_close(grad, want)
 
 
@@ -390,9 +281,9 @@ SECOND_DERIVATIVE = pytest.raises(NotImplementedError, match=r"flash_attention c
 )
 def test_a_second_derivative_is_refused(function, device):
     """A penalty on a gradient next to another loss: it must not count as zero, or as something else."""
-    q, k, v, grad_o = make_inputs((2, 3, 9, 8), 9, torch.float32, device)
-    leaves = [x.requires_grad_() for x in (q, k, v)]
+    leaves = [x.requires_grad_() for x in make_qkv((2, 3, 9, 8), 9, device=device)]
     o = function(*leaves, True)
+    grad_o = torch.randn_like(o)
     gradients = torch.autograd.grad(o, leaves, grad_o, create_graph=True)
     want = torch.autograd.grad(function(*leaves, True), leaves, grad_o)
     assert all(torch.equal(a, b) for a, b in zip(gradients, want, strict=True))  # the first derivative is as always
@@ -417,7 +308,7 @@ def plain_loss(q, k, v):
 def test_torch_func(kv_heads, device):
     """Gradients, for each sample alone and of all, with what the samples share on any axis or on none."""
     func = torch.func
-    q, k, v, _ = make_inputs((3, 4, 40, 8), 40, torch.float32, device, kv_heads=kv_heads)
+    q, k, v = make_qkv((3, 4, 40, 8), 40, device=device, kv_heads=kv_heads)
     want = func.grad(plain_loss, (0, 1, 2))(q.double(), k.double(), v.double())
     for transformed in (
         func.grad(loss, (0, 1, 2)),
@@ -437,7 +328,7 @@ def test_torch_func(kv_heads, device):
 @on_each_device
 @pytest.mark.parametrize("transform", ["jvp", "hessian", "dual", "compiled jvp", "grad of grad"])
 def test_other_derivatives_are_refused(transform, device):
-    q, k, v, _ = make_inputs((2, 9, 8), 9, torch.float32, device)
+    q, k, v = make_qkv((2, 9, 8), 9, device=device)
 
     def call(x):
         return flash_attention(x, k, v)
@@ -532,11 +423,6 @@ def test_the_package_imports_without_triton():
     )
 
 
-# The kernels, interpreted. The interpreter must be chosen before the kernels are defined, hence one process of their
-# own for all cases, which is this file run as a script. Tiles come from the tables, or are what the tables give larger
-# problems.
-
-
 def test_the_cases_on_a_gpu_reach_every_row_of_the_tile_tables():
     from cs336_systems.attention.chip import H200
     from cs336_systems.attention.tile_config import backward_tiles, forward_tiles
@@ -547,112 +433,9 @@ def test_the_cases_on_a_gpu_reach_every_row_of_the_tile_tables():
         problems = itertools.product((False, True), widths, lengths, lengths, (False, True))
         rows = {table(*problem) for problem in problems if problem[2] >= problem[3]}
         reached = set()
-        for (batch, heads, n_queries, _, d), dtype, _ in (case.values for case in CASES):
-            width = max(32 if dtype == torch.float32 else 16, 1 << (d - 1).bit_length())
-            aligned = d * dtype.itemsize % 16 == 0
-            reached.add(table(dtype == torch.float32, width, batch * heads * n_queries, n_queries, aligned))
+        for case, dtype in (case.values for case in CASES):
+            width = max(32 if dtype == torch.float32 else 16, 1 << (case.d - 1).bit_length())
+            ((n_queries, _),), aligned = case.lengths, case.d * dtype.itemsize % 16 == 0
+            queries = math.prod(case.batch) * case.heads * n_queries
+            reached.add(table(dtype == torch.float32, width, queries, n_queries, aligned))
         assert rows <= reached
-
-
-INTERPRETED = {
-    "default": ((2, 70, 24), 45, torch.float32, True),
-    "all keys": ((1, 33, 16), 80, torch.float16, False),
-    "one query": ((1, 1, 16), 40, torch.float32, True),
-    "one key": ((1, 40, 16), 1, torch.float32, False),
-    "preprocess": ((1, 2, 150, 16), 70, torch.float16, True),
-    "descriptors": ((2, 130, 16), 150, torch.float16, True),
-    "descriptors, all keys": ((2, 70, 32), 130, torch.float32, False),
-    "large scores": ((2, 100, 32), 70, torch.float32, True),
-    "strided, heads in groups": ((2, 3, 40, 16), 40, torch.float32, True),
-}
-
-INTERPRETED_VARIANTS = {
-    "scale": ("scale", True),
-    "groups": ("two heads of q to one of k", True),
-    "descriptors, groups": ("two heads of q to one of k", False),
-}
-
-
-FEW = {"default", "preprocess", "first keys", "descriptors, all keys", "groups", "second derivative"}
-"""With a mask and without, with pointers and descriptors, with and without preprocessing, with heads in groups."""
-
-
-def run_interpreted(cases: list[str]) -> None:
-    """Print one JSON object: for each of these cases the results in excess of PyTorch's error."""
-    from cs336_systems.attention import tile_config, triton_launch
-    from cs336_systems.attention.triton_attention import TritonFlashAttention
-
-    torch.set_num_threads(1)
-    default = triton_launch.default_tiles
-    forward = tile_config.ForwardTiles(block_m=64, block_n=64, num_warps=4, num_stages=2, descriptors=True)
-    backward = tile_config.BackwardTiles(
-        block_outer=64, block_inner=64, num_warps=4, num_stages=2, preprocess=True, descriptors=True
-    )
-    pointers = dataclasses.replace(backward, block_inner=32, descriptors=False)
-    # What the tables choose for more queries than an interpreter can compute.
-    many_queries = {
-        "descriptors": lambda *_: (forward, backward),
-        "preprocess": lambda *problem: (default(*problem)[0], pointers),
-        "strided": lambda *problem: [dataclasses.replace(tiles, group=4) for tiles in default(*problem)],
-    }
-    report = {}
-    for case in (case for case in INTERPRETED if case in cases):
-        shape, n_keys, dtype, is_causal = INTERPRETED[case]
-        inputs = make_inputs(shape, n_keys, dtype, scale=8.0 if case == "large scores" else 1.0)
-        if case.startswith("strided"):
-            inputs = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs[:3]]
-            inputs.append(torch.ones(()).expand(shape))  # the gradient of a sum
-        triton_launch.default_tiles = many_queries.get(case.partition(",")[0], default)
-        got = function_results(TritonFlashAttention, inputs, is_causal)
-        report[case] = excess(got, inputs, is_causal, large_scores=case == "large scores")
-    for case in (case for case in INTERPRETED_VARIANTS if case in cases):
-        name, is_causal = INTERPRETED_VARIANTS[case]
-        inputs, options = make_variant(name, torch.float32)
-        triton_launch.default_tiles = many_queries.get(case.partition(",")[0], default)
-        report[case] = excess(launch_results(inputs, is_causal, **options), inputs, is_causal, **options)
-    triton_launch.default_tiles = default
-    for case in (case for case in INFINITE if case in cases):
-        report[case] = differences_where_scores_are_infinite(launch_results, case, True, torch.float32)
-    q, k, v, _ = make_inputs((2, 9, 16), 9, torch.float32)
-    o = TritonFlashAttention.apply(q.requires_grad_(), k, v, True)
-    (dq,) = torch.autograd.grad(o.sum(), q, create_graph=True)
-    try:
-        (o.sum() + dq.square().sum()).backward()
-        report["second derivative"] = {"refused": "not at all"}
-    except NotImplementedError as refused:
-        report["second derivative"] = {} if "flash_attention cannot" in str(refused) else {"refused": str(refused)}
-    print(json.dumps(report))
-
-
-def launch_results(inputs, is_causal, scale=None, grad_lse=None) -> dict[str, Tensor]:
-    """Results of the Triton kernels for inputs that they take as they are."""
-    from cs336_systems.attention.triton_launch import attention_backward, attention_forward
-
-    q, k, v, grad_o = inputs
-    o, lse = attention_forward(q, k, v, Options(is_causal, scale))
-    gradients = attention_backward(grad_o, q, k, v, o, lse, grad_lse, Options(is_causal, scale))
-    return dict(zip(NAMES, (o, lse, *gradients), strict=True))
-
-
-@pytest.fixture(scope="module")
-def interpreted(request) -> dict[str, dict[str, str]]:
-    environment = interpreter_environment()
-    cases = [test.callspec.params["case"] for test in request.session.items if "interpreted" in test.fixturenames]
-    run = subprocess.run([sys.executable, __file__, *cases], env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout.splitlines()[-1])
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=() if case in FEW else pytest.mark.slow)
-        for case in (*INTERPRETED, *INTERPRETED_VARIANTS, *INFINITE, "second derivative")
-    ],
-)
-def test_kernels_interpreted(interpreted, case):
-    assert not interpreted[case]
-
-
-if __name__ == "__main__":
-    run_interpreted(sys.argv[1:])

@@ -1,43 +1,14 @@
-"""Windows, softcap, sinks and packed documents: tiled PyTorch, and the Triton kernels through Triton's interpreter.
+"""Windows, softcap, sinks and packed documents of attention on a CPU."""
 
-The rule is that of test_attention.py: an error against float64 of at most twice that of plain PyTorch.
-"""
-
-import json
 import math
-import subprocess
-import sys
-from dataclasses import dataclass
 from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
 
 from cs336_systems.attention import flash_attention, flash_attention_varlen
 from cs336_systems.attention.options import Options
-from tests.attention.test_attention import beyond_twice
-from tests.support.interpreter import interpreter_environment
-
-
-@dataclass(frozen=True)
-class Case:
-    """A problem: the lengths of its documents (several are packed), heads, options."""
-
-    lengths: tuple[tuple[int, int], ...]
-    """Queries and keys of each document."""
-    d: int = 16
-    heads: int = 2
-    kv_heads: int = 2
-    is_causal: bool = False
-    window_size: tuple[int, int] = (-1, -1)
-    softcap: float = 0.0
-    has_sinks: bool = False
-    packed: bool = False
-    extra: int = 0
-    """Queries, and keys, after the last document."""
-    deterministic: bool = False
-
+from tests.attention.cases import Case, bounds, excess, make_inputs, results
 
 ONE = ((150, 150),)
 CASES = {
@@ -64,106 +35,6 @@ CASES = {
     "packed, multiples of four": Case(((68, 72), (132, 64), (0, 20)), 24, 4, 2, True, (70, -1), 2.0, True, True, 12),
     "packed, all": Case(((131, 131), (70, 90), (17, 1)), 24, 4, 2, True, (33, -1), 2.0, True, True, 3),
 }
-
-
-def make_inputs(case: Case, dtype: torch.dtype, device: str = "cpu", batch: int = 2) -> dict[str, Tensor]:
-    """Random q, k, v, sinks and gradients of o and L; a batch of packed documents is one."""
-    generator = torch.Generator().manual_seed(0)
-    batch = 1 if case.packed else batch
-    n_queries, n_keys = (sum(x) + case.extra for x in zip(*case.lengths, strict=True))
-    shapes = {
-        "q": (batch, case.heads, n_queries, case.d),
-        "k": (batch, case.kv_heads, n_keys, case.d),
-        "v": (batch, case.kv_heads, n_keys, case.d),
-        "do": (batch, case.heads, n_queries, case.d),
-        "dlse": (batch, case.heads, n_queries),
-        "sinks": (case.heads,),
-    }
-    inputs = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    return {name: x.to(device, torch.float32 if name == "dlse" else dtype) for name, x in inputs.items()}
-
-
-def reference(case: Case, inputs: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Output, L and gradients by autograd through the formula, with whole matrices, in a dtype."""
-    leaves = {
-        name: x.detach().to(dtype).requires_grad_() for name, x in inputs.items() if name in ("q", "k", "v", "sinks")
-    }
-    q, sinks = leaves["q"], leaves["sinks"]
-    k, v = (leaves[name].repeat_interleave(case.heads // case.kv_heads, 1) for name in "kv")
-    offs_m, offs_n = (torch.arange(x.shape[2], device=x.device) for x in (q, k))
-    of_m, of_n = (
-        torch.full_like(x, -i - 1) for i, x in enumerate((offs_m, offs_n))
-    )  # its document, or a token's alone
-    start_m = start_n = 0
-    for i, (n_queries, n_keys) in enumerate(case.lengths):
-        of_m[start_m : start_m + n_queries] = of_n[start_n : start_n + n_keys] = i
-        offs_m[start_m : start_m + n_queries] -= start_m
-        offs_n[start_n : start_n + n_keys] -= start_n
-        start_m, start_n = start_m + n_queries, start_n + n_keys
-    distance = offs_n - offs_m[:, None]
-    left, right = case.window_size
-    visible = of_m[:, None] == of_n
-    if case.is_causal:
-        visible &= distance <= 0
-    if left >= 0:
-        visible &= distance >= -left
-    if right >= 0:
-        visible &= distance <= right
-    scores = q @ k.transpose(-2, -1) / math.sqrt(case.d)
-    if case.softcap:
-        scores = case.softcap * torch.tanh(scores / case.softcap)
-    sees = visible.any(-1)
-    scores = scores.masked_fill(~visible & sees[:, None], -torch.inf)  # no derivative of a sum of nothing
-    if case.has_sinks:
-        scores = scores.masked_fill(~visible, -torch.inf)
-        all_scores = torch.cat((scores, sinks[:, None, None].expand(*scores.shape[:-1], 1)), -1)
-        o, lse = all_scores.softmax(-1)[..., :-1] @ v, all_scores.logsumexp(-1)
-    else:
-        o, lse = scores.softmax(-1) @ v * sees[:, None], scores.logsumexp(-1).masked_fill(~sees, -torch.inf)
-    wanted = [leaves[name] for name in ("q", "k", "v", *(["sinks"] if case.has_sinks else []))]
-    gradients = torch.autograd.grad((o, lse), wanted, (inputs["do"].to(dtype), inputs["dlse"].to(dtype)))
-    return named(o.detach(), lse.detach(), *gradients)
-
-
-def named(*results: Tensor) -> dict[str, Tensor]:
-    return dict(zip(("o", "lse", "dq", "dk", "dv", "dsinks"), results, strict=False))
-
-
-def bounds(case: Case, device: str = "cpu") -> list[Tensor]:
-    """cu_seqlens_q and cu_seqlens_k."""
-    lengths = torch.tensor([(0, 0), *case.lengths])
-    return list(lengths.cumsum(0).to(device, torch.int32).unbind(1))
-
-
-def results(case: Case, inputs: dict[str, Tensor], wrap=lambda function: function, **more) -> dict[str, Tensor]:
-    """The same from flash_attention or flash_attention_varlen, each wrapped, as by torch.compile."""
-    leaves = [inputs[name].detach().requires_grad_() for name in ("q", "k", "v")]
-    sinks = inputs["sinks"].detach().requires_grad_() if case.has_sinks else None
-    options = {"window_size": case.window_size, "softcap": case.softcap, "sinks": sinks, "enable_gqa": True}
-    options |= {"deterministic": case.deterministic} | more
-    if case.packed:
-        flat = [x[0].transpose(0, 1) for x in leaves]
-        o, lse = wrap(flash_attention_varlen)(
-            *flat, *bounds(case, flat[0].device), is_causal=case.is_causal, return_lse=True, **options
-        )
-        o, lse = o.transpose(0, 1)[None], lse[None]
-    else:
-        o, lse = wrap(flash_attention)(*leaves, case.is_causal, return_lse=True, **options)
-    wanted = leaves if sinks is None else [*leaves, sinks]
-    return named(o.detach(), lse.detach(), *torch.autograd.grad((o, lse), wanted, (inputs["do"], inputs["dlse"])))
-
-
-def excess(case: Case, inputs: dict[str, Tensor], got: dict[str, Tensor]) -> dict[str, str]:
-    """The results whose error is more than twice PyTorch's; L where it is -inf must be."""
-    want, plain = reference(case, inputs, torch.float64), reference(case, inputs, inputs["q"].dtype)
-    nothing = want["lse"] == -torch.inf
-    if not torch.equal(got["lse"] == -torch.inf, nothing):
-        return {"lse": "-inf elsewhere"}
-    for each in (got, want, plain):
-        each["lse"] = each["lse"].masked_fill(nothing, 0)
-    lengths = [n for both in case.lengths for n in both]
-    narrow = 1 in lengths or case.window_size == (0, 0)
-    return beyond_twice(got, plain, want, max(lengths) ** 0.5 if narrow else 0.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -297,67 +168,3 @@ def test_a_mistake_gets_one_sentence_with_the_value(change, message):
         flash_attention_varlen(**arguments)
     assert str(raised.value).endswith(".")
     assert "\n" not in str(raised.value)
-
-
-# The kernels, interpreted, as in test_attention.py.
-
-DESCRIBED = ("packed, multiples of four", "window to the left")
-"""Cases that are also run with tensor descriptors, as the tables choose for more queries. Unlike a GPU, the interpreter
-supports only some starts of documents."""
-INTERPRETED = [*CASES, *(f"descriptors: {name}" for name in DESCRIBED)]
-FEW = {
-    "window to the left",
-    "queries without keys",
-    "softcap",
-    "packed, other keys",
-    "descriptors: packed, multiples of four",
-}
-
-
-def run_interpreted(names: list[str]) -> None:
-    """Print one JSON object: for each of these cases the results in excess of PyTorch's error."""
-    from cs336_systems.attention import triton_launch
-    from cs336_systems.attention.tile_config import BackwardTiles, ForwardTiles
-
-    torch.set_num_threads(1)
-    default, options = triton_launch.default_tiles, {"num_warps": 4, "num_stages": 2, "descriptors": True}
-    forward = ForwardTiles(block_m=64, block_n=64, **options)
-    backward = BackwardTiles(block_outer=64, block_inner=64, preprocess=True, **options)
-    report = {}
-    for name in names:
-        triton_launch.default_tiles = (lambda *_: (forward, backward)) if name.startswith("descriptors") else default
-        case = CASES[name.removeprefix("descriptors: ")]
-        inputs = make_inputs(case, torch.float32, batch=1)
-        report[name] = excess(case, inputs, launch_results(case, inputs, triton_launch))
-    print(json.dumps(report))
-
-
-def launch_results(case: Case, inputs: dict[str, Tensor], launch) -> dict[str, Tensor]:
-    """Results of kernels, by the module that launches them, for inputs that they take as they are."""
-    packed = bounds(case, inputs["q"].device) if case.packed else (None, None)
-    sinks = inputs["sinks"] if case.has_sinks else None
-    options = Options(case.is_causal, None, *case.window_size, case.softcap, case.deterministic, sinks, *packed)
-    q, k, v, do, dlse, _ = inputs.values()
-    o, lse = launch.attention_forward(q, k, v, options)
-    gradients = launch.attention_backward(do, q, k, v, o, lse, dlse, options)
-    return named(o, lse, *gradients)
-
-
-@pytest.fixture(scope="module")
-def interpreted_options(request) -> dict[str, dict[str, str]]:
-    environment = interpreter_environment()
-    cases = [
-        test.callspec.params["case"] for test in request.session.items if "interpreted_options" in test.fixturenames
-    ]
-    run = subprocess.run([sys.executable, __file__, *cases], env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout.splitlines()[-1])
-
-
-@pytest.mark.parametrize("case", [pytest.param(case, marks=() if case in FEW else pytest.mark.slow) for case in CASES])
-def test_kernels_interpreted(interpreted_options, case):
-    assert not interpreted_options[case]
-
-
-if __name__ == "__main__":
-    run_interpreted(sys.argv[1:])
