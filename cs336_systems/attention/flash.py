@@ -3,7 +3,7 @@
 import math
 import warnings
 from functools import cache
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -44,6 +44,17 @@ UNSUPPORTED = {
 """Unsupported arguments of SDPA and FlashAttention, each with the values that have no effect."""
 
 
+class Keywords(TypedDict, total=False):
+    """Keyword arguments that flash_attention and flash_attention_varlen share, except return_lse."""
+
+    scale: float | None
+    enable_gqa: bool
+    window_size: tuple[int, int] | None
+    softcap: float | None
+    sinks: Tensor | None
+    deterministic: bool
+
+
 @overload
 def flash_attention(
     q: Tensor,
@@ -51,32 +62,14 @@ def flash_attention(
     v: Tensor,
     is_causal: bool = ...,
     *,
-    scale: float | None = ...,
-    enable_gqa: bool = ...,
-    window_size: tuple[int, int] | None = ...,
-    softcap: float | None = ...,
-    sinks: Tensor | None = ...,
-    deterministic: bool = ...,
     return_lse: Literal[False] = ...,
-    **unsupported: object,
+    **more: Unpack[Keywords],
 ) -> Tensor: ...
 
 
 @overload
 def flash_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    is_causal: bool = ...,
-    *,
-    scale: float | None = ...,
-    enable_gqa: bool = ...,
-    window_size: tuple[int, int] | None = ...,
-    softcap: float | None = ...,
-    sinks: Tensor | None = ...,
-    deterministic: bool = ...,
-    return_lse: Literal[True],
-    **unsupported: object,
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = ..., *, return_lse: Literal[True], **more: Unpack[Keywords]
 ) -> tuple[Tensor, Tensor]: ...
 
 

@@ -1,11 +1,11 @@
 """flash_attention_varlen: attention within packed documents of any lengths."""
 
-from typing import Literal, overload
+from typing import Literal, Unpack, overload
 
 from torch import Tensor
 
 from cs336_systems.attention.autocast import autocast_inputs
-from cs336_systems.attention.flash import attend, check
+from cs336_systems.attention.flash import Keywords, attend, check
 from cs336_systems.attention.options import Options, check_documents, parse_options, shown
 
 
@@ -20,13 +20,8 @@ def flash_attention_varlen(
     max_seqlen_k: int | None = ...,
     is_causal: bool = ...,
     *,
-    scale: float | None = ...,
-    enable_gqa: bool = ...,
-    window_size: tuple[int, int] | None = ...,
-    softcap: float | None = ...,
-    sinks: Tensor | None = ...,
-    deterministic: bool = ...,
     return_lse: Literal[False] = ...,
+    **more: Unpack[Keywords],
 ) -> Tensor: ...
 
 
@@ -41,13 +36,8 @@ def flash_attention_varlen(
     max_seqlen_k: int | None = ...,
     is_causal: bool = ...,
     *,
-    scale: float | None = ...,
-    enable_gqa: bool = ...,
-    window_size: tuple[int, int] | None = ...,
-    softcap: float | None = ...,
-    sinks: Tensor | None = ...,
-    deterministic: bool = ...,
     return_lse: Literal[True],
+    **more: Unpack[Keywords],
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -73,7 +63,8 @@ def flash_attention_varlen(
 
     Nothing is read back from a GPU: programs look up their documents. Documents may be empty, and bounds may repeat at
     the end. Queries after the last document see no key: their output is zero. Bounds that decrease or exceed the tokens
-    raise an error on a CPU; on a GPU, where they are not read back, they give wrong results.
+    raise an error on a CPU; on a GPU, where they are not read back, they give wrong results. Arguments that are not
+    listed here are those of flash_attention.
 
     Args:
         q: queries, [total_q, heads, d], bf16, fp16 or fp32, any strides.
@@ -82,16 +73,9 @@ def flash_attention_varlen(
         cu_seqlens_q: int32, [documents + 1], on the device of q: the first query of each document, and the end of the
             last.
         cu_seqlens_k: the same for keys.
-        max_seqlen_q: as in flash_attn_varlen_func; not needed here.
-        max_seqlen_k: likewise.
+        max_seqlen_q: accepted as in flash_attn_varlen_func, and not needed, like max_seqlen_k.
         is_causal: within each document, query i sees keys j <= i only.
-        scale: as for flash_attention.
-        enable_gqa: as for flash_attention.
         window_size: as for flash_attention, within each document.
-        softcap: as for flash_attention.
-        sinks: as for flash_attention.
-        deterministic: as for flash_attention.
-        return_lse: also return the log-sum-exp.
 
     Returns:
         [total_q, heads, d_v] and, with return_lse, also [heads, total_q] fp32.

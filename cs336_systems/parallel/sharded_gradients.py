@@ -131,14 +131,8 @@ class ShardedGradientsDataParallel(OverlappedDataParallel):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale all gradients down so that their common norm is at most `max_norm`. All ranks call this.
 
-        The result equals `torch.nn.utils.clip_grad_norm_` in plain data parallelism. The host does not wait.
-
-        Args:
-            max_norm: as in `torch.nn.utils.clip_grad_norm_`.
-            norm_type: as in `torch.nn.utils.clip_grad_norm_`.
-
-        Returns:
-            the norm before clipping, a scalar tensor on the gradients' device.
+        Arguments and result equal those of `torch.nn.utils.clip_grad_norm_` in plain data parallelism: the norm before
+        clipping is returned, a scalar tensor on the gradients' device. The host does not wait.
         """
         in_order = self._trainable[::-1]
         gradients = [parameter.grad for parameter in in_order if parameter.grad is not None]

@@ -72,15 +72,7 @@ def _attentions(block: nn.Module) -> list[nn.Module]:
 
 
 def kept_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, **options: Any) -> Tensor:
-    """flash_attention as an operator, so that a checkpoint can keep its results.
-
-    Args:
-        q: see `flash_attention`, as for all arguments.
-        k: keys.
-        v: values.
-        is_causal: whether a query sees only the keys up to its own position.
-        options: others of `flash_attention`, except return_lse.
-    """
+    """flash_attention, except return_lse, as an operator, so that a checkpoint can keep its results."""
     # With L the call goes through the operator even if nothing is compiled: a checkpoint sees only operators.
     return flash_attention(q, k, v, is_causal, return_lse=True, **options)[0]
 
