@@ -238,14 +238,6 @@ def test_checkpoint_segments_and_blocks_that_return_their_sum_change_nothing(seg
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_hidden_is_what_the_head_gets(device):
-    fused, (inputs, _) = twin(build(device)), make_batch(device)
-    hidden = fused.hidden(inputs)
-    assert hidden.shape == (2, 13, 64)
-    torch.testing.assert_close(nn.functional.linear(hidden, fused.lm_head.weight), fused(inputs))
-
-
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("keep_hidden", [True, False])
 def test_a_compiled_model_computes_the_same(keep_hidden, device):
     if INTERPRETED:

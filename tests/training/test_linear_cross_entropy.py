@@ -63,18 +63,6 @@ def test_loss_and_gradients_on_a_gpu(dtype, vocabulary, chunk):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_tied_weight_gets_both_gradients(device):
-    _, weight, targets = make_inputs(21, 16, 40, torch.float32, device)
-    ids = torch.arange(21, device=device) % 40
-
-    def gradient(loss_function):
-        return torch.autograd.grad(loss_function(F.embedding(ids, weight), weight, targets), weight)[0]
-
-    expected = gradient(lambda x, w, y: F.cross_entropy(F.linear(x, w), y))
-    torch.testing.assert_close(gradient(linear_cross_entropy), expected)
-
-
-@pytest.mark.parametrize("device", DEVICES)
 def test_only_what_is_needed_is_computed(device, monkeypatch):
     matmuls = []
 

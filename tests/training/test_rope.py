@@ -65,14 +65,6 @@ def test_matches_float64(case, dtype, interleaved, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_it_rotates_as_the_model_does(device):
-    qkv, _, rope = make_inputs((2, 7, 3, 3, 16), FP32, device)
-    q, k, v = qkv.detach().unflatten(-1, (3, 3, 16)).permute(2, 0, 3, 1, 4)
-    want = rope(q), rope(k), v.clone()
-    torch.testing.assert_close(rotate_qkv(qkv.detach().clone(), rope.cos, rope.sin, 3), want)
-
-
-@pytest.mark.parametrize("device", DEVICES)
 def test_attention_accepts_the_views_and_writes_rows_of_d_model(device):
     if not (INTERPRETED or device == "cuda"):
         pytest.skip("the plain formula makes no views")
