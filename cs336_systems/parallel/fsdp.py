@@ -134,21 +134,21 @@ class FullyShardedDataParallel(WrappedModule):
         self._timeline = self._training
         self._reductions: deque[Transfer] = deque()
         self._in_backward = False
-        # Hooks hold no reference to the wrapper, as in data_parallel. They outlive it, and then raise an error.
-        this = weakref.ref(self)
         shards = self.sharded_weights
         names = {parameter: name for name, parameter in module.named_parameters()}
         rest = {names[p]: places for p, places in find_places(module).items() if p not in shards}
-        self._replicas = ReplicatedParameters(rest, mesh, device, note_arrival(this))
+        self._replicas = ReplicatedParameters(rest, mesh, device, weakly(self._replica_arrived))
         load_into({place: p for p, places in find_places(module).items() for place in places})
-        module.register_forward_pre_hook(Hook(before_module(this)))
+        module.register_forward_pre_hook(Hook(weakly(self._before_module)))
         for unit, part in zip(self._units, modules, strict=True):
-            call_around(part, before_forward(this, unit.index), after_forward(this, unit.index))
+            before, after = weakly(self._before_forward), weakly(self._after_forward)
+            call_around(part, partial(before, unit.index), partial(after, unit.index))
             for position, weight in enumerate(unit.first):
                 if weight.whole.requires_grad:
-                    weight.whole.register_post_accumulate_grad_hook(on_arrival(this, unit.index, position))
+                    hook = partial(weakly(self._gradient_arrived), unit.index, position)
+                    weight.whole.register_post_accumulate_grad_hook(hook)
             unit.plan()
-        module.register_forward_hook(Hook(after_module(this)), always_call=True)
+        module.register_forward_hook(Hook(weakly(self._after_module)), always_call=True)
         if compute_dtype is not None:
             for part in module.modules():
                 if isinstance(part, (nn.LayerNorm, nn.GroupNorm)):
@@ -287,18 +287,52 @@ class FullyShardedDataParallel(WrappedModule):
             for unit in self._units:
                 unit.plan()
 
-    def _begin_backward_pass(self) -> None:
+    def _before_module(self, module: nn.Module, args: Any) -> None:
+        """Register plain tensors in the module."""
+        self._replicas.show()
+
+    def _after_module(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Register DTensors in the module again, until its backward pass."""
+        self._replicas.hide()
+        for tensor in tensors_with_gradient(output):
+            if not tensor.is_leaf:  # else it is an input, or a parameter, which would keep the hook
+                tensor.register_hook(weakly(self._begin_backward_pass))
+
+    def _begin_backward_pass(self, gradient: Tensor) -> None:
         """Register plain tensors for recomputation, as in the forward pass."""
         if not self._in_backward:
             self._in_backward = True
             self._replicas.show()
-            this = weakref.ref(self)
-            torch.autograd.Variable._execution_engine.queue_callback(lambda: alive(this)._end_backward())
+            torch.autograd.Variable._execution_engine.queue_callback(weakly(self._end_backward))
 
     def _end_backward(self) -> None:
         if self._in_backward:
             self._in_backward = False
             self._replicas.put_back()
+
+    def _before_forward(self, index: int, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Gather a unit's weights."""
+        unit, dtype = self._units[index], self._compute_dtype
+        self._begin_use(unit, backward=False)
+        unit.show_whole(dtype)
+        if unit.has_ambiguous_gradients:
+            tensors = tensors_with_gradient((args, kwargs))
+            call_after_gradients(tensors, partial(weakly(self._end_backward_use), index))
+        if dtype is None:
+            return args, kwargs
+        return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, (args, kwargs))
+
+    def _after_forward(self, index: int, module: nn.Module, args: Any, output: Any) -> None:
+        """Free a unit's weights, and gather them again before the backward pass."""
+        unit = self._units[index]
+        unit.show_shards()
+        self._end_use(unit, backward=False)
+        if not isinstance(module, nn.Embedding):  # whose backward pass reads only the token ids
+            for tensor in tensors_with_gradient(output):
+                tensor.register_hook(partial(weakly(self._begin_backward), index))
+
+    def _end_backward_use(self, index: int) -> None:
+        self._end_use(self._units[index], backward=True)
 
     def _begin_use(self, unit: Unit, backward: bool) -> None:
         """Gather the weights of a unit, and start to gather the weights needed next."""
@@ -329,14 +363,21 @@ class FullyShardedDataParallel(WrappedModule):
             if weight.is_whole:
                 weight.free()
 
-    def _begin_backward(self, unit: Unit) -> None:
+    def _begin_backward(self, index: int, gradient: Tensor) -> None:
         """Handle the first gradient of a unit's outputs; a unit may have several outputs, and uses."""
-        if (unit.index, True) not in unit.weights[0].users:
+        unit = self._units[index]
+        if (index, True) not in unit.weights[0].users:
             self._begin_use(unit, backward=True)
 
-    def _gradient_arrived(self, unit: Unit, weight: ShardedWeight) -> None:
-        """Handle a complete gradient of a weight: its users' backward passes are also complete."""
+    def _replica_arrived(self, parameter: Tensor) -> None:
+        """Handle a gradient of a replicated parameter."""
         self._arrived = not self._accumulating
+
+    def _gradient_arrived(self, index: int, position: int, parameter: Tensor) -> None:
+        """Handle a complete gradient of a whole weight: its users' backward passes are also complete."""
+        self._arrived = not self._accumulating
+        unit = self._units[index]
+        weight = unit.first[position]
         weight.users.clear()
         self._free_unused([weight])
         if weight not in unit.arrived:
@@ -428,21 +469,23 @@ def call_around(module: nn.Module, before: Callable[..., Any], after: Callable[.
     module._compiled_call_impl = call
 
 
-Wrapper = weakref.ref[FullyShardedDataParallel]
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a wrapper's method a hook that does not keep the wrapper, as in data_parallel.
 
-
-def alive(this: Wrapper) -> FullyShardedDataParallel:
-    """Return the wrapper, which holds the weights.
-
-    Raises:
-        RuntimeError: the wrapper no longer exists.
+    The hook may outlive the wrapper, which holds the weights; it raises a RuntimeError then.
     """
-    wrapper = this()
-    if wrapper is None:
-        raise RuntimeError(
-            "the FullyShardedDataParallel that gathers the weights of this module was deleted: keep a reference to it"
-        )
-    return wrapper
+    reference = weakref.WeakMethod(method)
+
+    def hook(*args: Any) -> Any:
+        alive = reference()
+        if alive is None:
+            raise RuntimeError(
+                "the FullyShardedDataParallel that gathers the weights of this module was deleted: keep a reference to "
+                "it"
+            )
+        return alive(*args)
+
+    return hook
 
 
 def call_after_gradients(tensors: Sequence[Tensor], action: Callable[[], None]) -> None:
@@ -458,88 +501,3 @@ def call_after_gradients(tensors: Sequence[Tensor], action: Callable[[], None]) 
 
     for tensor in tensors:
         tensor.register_hook(count)
-
-
-def note_arrival(this: Wrapper) -> Callable[[Tensor], None]:
-    """Make a hook that records that a replicated parameter has an unsynchronized gradient."""
-
-    def hook(parameter: Tensor) -> None:
-        wrapper = alive(this)
-        wrapper._arrived = not wrapper._accumulating
-
-    return hook
-
-
-def before_module(this: Wrapper) -> Callable[..., None]:
-    """Make a hook that registers plain tensors in the module."""
-
-    def hook(module: nn.Module, args: Any) -> None:
-        alive(this)._replicas.show()
-
-    return hook
-
-
-def after_module(this: Wrapper) -> Callable[..., None]:
-    """Make a hook that registers DTensors in the module again, until its backward pass."""
-
-    def begin_backward(gradient: Tensor) -> None:
-        alive(this)._begin_backward_pass()
-
-    def hook(module: nn.Module, args: Any, output: Any) -> None:
-        alive(this)._replicas.hide()
-        for tensor in tensors_with_gradient(output):
-            if not tensor.is_leaf:  # else it is an input, or a parameter, which would keep the hook
-                tensor.register_hook(begin_backward)
-
-    return hook
-
-
-def before_forward(this: Wrapper, index: int) -> Callable[..., Any]:
-    """Make a hook that gathers a unit's weights."""
-
-    def end_backward() -> None:
-        wrapper = alive(this)
-        wrapper._end_use(wrapper._units[index], backward=True)
-
-    def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        wrapper = alive(this)
-        unit, dtype = wrapper._units[index], wrapper._compute_dtype
-        wrapper._begin_use(unit, backward=False)
-        unit.show_whole(dtype)
-        if unit.has_ambiguous_gradients:
-            call_after_gradients(tensors_with_gradient((args, kwargs)), end_backward)
-        if dtype is None:
-            return args, kwargs
-        return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, (args, kwargs))
-
-    return hook
-
-
-def after_forward(this: Wrapper, index: int) -> Callable[..., None]:
-    """Make a hook that frees a unit's weights, and re-gathers them before the backward pass."""
-
-    def begin_backward(gradient: Tensor) -> None:
-        wrapper = alive(this)
-        wrapper._begin_backward(wrapper._units[index])
-
-    def hook(module: nn.Module, args: Any, output: Any) -> None:
-        wrapper = alive(this)
-        unit = wrapper._units[index]
-        unit.show_shards()
-        wrapper._end_use(unit, backward=False)
-        if not isinstance(module, nn.Embedding):  # whose backward pass reads only the token ids
-            for tensor in tensors_with_gradient(output):
-                tensor.register_hook(begin_backward)
-
-    return hook
-
-
-def on_arrival(this: Wrapper, index: int, position: int) -> Callable[[Tensor], None]:
-    """Make a hook that handles the complete gradient of a whole weight."""
-
-    def hook(parameter: Tensor) -> None:
-        wrapper = alive(this)
-        unit = wrapper._units[index]
-        wrapper._gradient_arrived(unit, unit.first[position])
-
-    return hook
