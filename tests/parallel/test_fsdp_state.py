@@ -1,5 +1,6 @@
 """Checkpoints of sharded models and optimizers: onto other numbers of processes, there and back."""
 
+import contextlib
 import copy
 import os
 import signal
@@ -25,50 +26,44 @@ from tests.support.ranks import PROCESSES, launch, on_all_ranks
 from tests.verify.training import make_batches, own_parts, train, whole
 
 
+@contextlib.contextmanager
 def shared_folder():
-    """An empty folder, the same on all ranks, for whoever makes it to remove."""
-    folders = [tempfile.TemporaryDirectory() if dist.get_rank() == 0 else None]
-    names = [folder.name if folder else None for folder in folders]
-    dist.broadcast_object_list(names)
-    return folders[0], Path(names[0])
+    """An empty folder, the same on all ranks."""
+    with tempfile.TemporaryDirectory() if dist.get_rank() == 0 else contextlib.nullcontext() as name:
+        names = [name]
+        dist.broadcast_object_list(names)
+        yield Path(names[0])
+        dist.barrier()
 
 
-def model_on(device):
-    model = OddModel().to(device)
-    model.unused.requires_grad_(False)  # PyTorch's checkpoints want each parameter to have had a gradient.
-    return model
+def optimizer_of(model, kind=torch.optim.AdamW):
+    return kind([p for p in model.parameters() if p.requires_grad], lr=0.1)
 
 
-def optimizer_of(model):
-    return torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=0.1)
-
-
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, MasterAdamW])
 @on_all_ranks
-def test_a_checkpoint_goes_onto_one_process_and_back(device):
+def test_a_checkpoint_goes_onto_one_process_and_back(device, kind):
+    def make():
+        model = OddModel().to(device, torch.bfloat16 if kind is MasterAdamW else None)
+        model.unused.requires_grad_(False)  # PyTorch's checkpoints want each parameter to have had a gradient.
+        return model
+
     batches = own_parts(make_batches(3, device))
-    fsdp = FullyShardedDataParallel(model_on(device))
-    optimizer = optimizer_of(fsdp)
-    train(fsdp, batches, optimizer)
-    held, folder = shared_folder()
-    dcp.save({"training": TrainingState(fsdp, optimizer)}, checkpoint_id=folder / "two")
-
-    alone = model_on(device)
-    state_alone = TrainingState(alone, optimizer_of(alone))
-    dcp.load({"training": state_alone}, checkpoint_id=folder / "two", no_dist=True)
-    assert_same(fsdp.gather_full_parameters(), named(alone))
-    if dist.get_rank() == 0:
-        dcp.save({"training": state_alone}, checkpoint_id=folder / "one", no_dist=True)
-    dist.barrier()
-
-    again = FullyShardedDataParallel(model_on(device))
-    optimizer_again = optimizer_of(again)
-    dcp.load({"training": TrainingState(again, optimizer_again)}, checkpoint_id=folder / "one")
-    for model, its_optimizer in ((fsdp, optimizer), (again, optimizer_again)):
-        train(model, batches, its_optimizer)
+    fsdp, alone, again = FullyShardedDataParallel(make()), make(), FullyShardedDataParallel(make())
+    optimizers = [optimizer_of(model, kind) for model in (fsdp, alone, again)]
+    train(fsdp, batches, optimizers[0])
+    states = [{"training": TrainingState(*pair)} for pair in zip((fsdp, alone, again), optimizers, strict=True)]
+    with shared_folder() as folder:
+        dcp.save(states[0], checkpoint_id=folder / "two")
+        dcp.load(states[1], checkpoint_id=folder / "two", no_dist=True)
+        assert_same(fsdp.gather_full_parameters(), named(alone))
+        if dist.get_rank() == 0:
+            dcp.save(states[1], checkpoint_id=folder / "one", no_dist=True)
+        dist.barrier()
+        dcp.load(states[2], checkpoint_id=folder / "one")
+    for model, optimizer in ((fsdp, optimizers[0]), (again, optimizers[2])):
+        train(model, batches, optimizer)
     assert_same(again.gather_full_parameters(), fsdp.gather_full_parameters())
-    dist.barrier()
-    if held:
-        held.cleanup()
 
 
 @pytest.mark.parametrize("make", [torch.optim.AdamW, MasterAdamW])
@@ -89,27 +84,24 @@ def test_a_checkpoint_of_an_update_in_backward_goes_onto_one_process_and_back(de
     module = new()
     update = UpdateInBackward(units_of(module), make, lr=0.1)
     train(module, update.finish)
-    held, folder = shared_folder()
-    dcp.save({"training": TrainingState(module, update)}, checkpoint_id=folder / "two")
     alone, sharded, again = new(), FullyShardedDataParallel(new()), new()
     optimizers = [make(model.parameters()) for model in (alone, sharded)]
     updates = UpdateInBackward(units_of(again), make)
     others = (TrainingState(alone, optimizers[0]), TrainingState(sharded, optimizers[1]), TrainingState(again, updates))
-    for state in others:
-        dcp.load({"training": state}, checkpoint_id=folder / "two")
-    expected = train(module, update.finish)
-    ends = (optimizers[0].step, lambda: (sharded.finish_gradient_synchronization(), optimizers[1].step()))
-    for model, finish in zip((alone, sharded, again), (*ends, updates.finish), strict=True):
-        assert all(map(torch.equal, train(model, finish), expected))
-    dcp.save({"training": others[0]}, checkpoint_id=folder / "one")
-    dcp.load({"training": others[2]}, checkpoint_id=folder / "one")
+    with shared_folder() as folder:
+        dcp.save({"training": TrainingState(module, update)}, checkpoint_id=folder / "two")
+        for state in others:
+            dcp.load({"training": state}, checkpoint_id=folder / "two")
+        expected = train(module, update.finish)
+        ends = (optimizers[0].step, lambda: (sharded.finish_gradient_synchronization(), optimizers[1].step()))
+        for model, finish in zip((alone, sharded, again), (*ends, updates.finish), strict=True):
+            assert all(map(torch.equal, train(model, finish), expected))
+        dcp.save({"training": others[0]}, checkpoint_id=folder / "one")
+        dcp.load({"training": others[2]}, checkpoint_id=folder / "one")
     with pytest.raises(ValueError, match=r"a parameter of shape \[5, 5\] that is not the model's"):
         TrainingState(new(), update)
     with pytest.raises(TypeError, match=r"of class Linear; allowed: a torch\.optim.Optimizer, or an UpdateInBackward"):
         TrainingState(module, module[0])
-    dist.barrier()
-    if held:
-        held.cleanup()
 
 
 @on_all_ranks
@@ -170,22 +162,19 @@ FAULTS = {
 @on_all_ranks
 def test_a_checkpoint_that_does_not_load_changes_nothing(device, fault):
     saved, damage, sentence = FAULTS[fault]
-    held, folder = shared_folder()
-    dcp.save({"training": TrainingState(*trained(device, **saved))}, checkpoint_id=folder)
-    dist.barrier()
-    if damage and dist.get_rank() == 0:
-        damage(folder)
-    dist.barrier()
     model, optimizer = trained(device)
     before = everything(model, optimizer)
-    with pytest.raises((dcp.api.CheckpointException, ValueError), match=sentence):
-        dcp.load({"training": TrainingState(model, optimizer)}, checkpoint_id=folder)
+    with shared_folder() as folder:
+        dcp.save({"training": TrainingState(*trained(device, **saved))}, checkpoint_id=folder)
+        dist.barrier()
+        if damage and dist.get_rank() == 0:
+            damage(folder)
+        dist.barrier()
+        with pytest.raises((dcp.api.CheckpointException, ValueError), match=sentence):
+            dcp.load({"training": TrainingState(model, optimizer)}, checkpoint_id=folder)
     after = everything(model, optimizer)
     assert len(before) == len(after) == 4 + 3 * 4
     assert all(torch.equal(whole(a), whole(b)) for a, b in zip(after, before, strict=True))
-    dist.barrier()
-    if held:
-        held.cleanup()
 
 
 def save_twice(rank, folder):
