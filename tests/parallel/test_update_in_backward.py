@@ -175,13 +175,9 @@ def test_mistakes_are_refused():
         UpdateOfOneRank([mixed], torch.optim.AdamW)
     with pytest.raises(ValueError, match="no parameters"):
         UpdateOfOneRank([[]], torch.optim.AdamW)
-    tied, frozen = nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2), requires_grad=False)
-    with pytest.raises(ValueError, match="parameter 0 of unit 0 and parameter 0 of unit 1 share memory"):
-        UpdateOfOneRank([[tied], [tied]], torch.optim.AdamW)
+    tied = nn.Parameter(torch.zeros(2, 2))
     with pytest.raises(ValueError, match="share memory"):
         UpdateOfOneRank([[tied, nn.Parameter(tied.detach()[1])]], torch.optim.AdamW)
-    with pytest.raises(ValueError, match="parameter 1 of unit 0 is frozen"):
-        UpdateOfOneRank([[tied, frozen]], torch.optim.AdamW)
     with pytest.raises(ValueError, match="parameter 0 of unit 0 is on the meta device"):
         UpdateOfOneRank([[nn.Parameter(torch.zeros(2, device="meta"))]], torch.optim.AdamW)
     for optimizer_cls in (torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.SparseAdam):
@@ -197,18 +193,3 @@ def test_mistakes_are_refused():
         module[0](torch.randn(4, 5)).sum().backward()
     with pytest.raises(RuntimeError, match="2 of the 2 gradients of unit 1 have not been computed"):
         update.finish()
-    with pytest.raises(TypeError, match="cannot be copied or pickled"):
-        copy.deepcopy(update)
-
-
-@pytest.mark.parametrize(
-    "change", [lambda m: m.double(), lambda m: setattr(m[0].weight, "data", m[0].weight.data.clone())]
-)
-def test_parameters_that_have_left_their_unit_are_refused(change):
-    module = layers("cpu")
-    update = UpdateOfOneRank(units_of(module), torch.optim.AdamW)
-    change(module)
-    before = update.units[0].flat.clone()
-    with pytest.raises(RuntimeError, match="was cast, moved or replaced after its unit was created"):
-        module(torch.randn(4, 5, dtype=module[0].weight.dtype)).sum().backward()
-    assert torch.equal(update.units[0].flat, before)

@@ -16,7 +16,6 @@ from cs336_systems.training import under_backward
 from cs336_systems.training.adamw import MasterAdamW
 from cs336_systems.training.captured_step import CapturedStep
 from cs336_systems.training.clipping import clip_scale
-from cs336_systems.training.gradient_sums import GradientSums
 from cs336_systems.training.linear_cross_entropy import linear_cross_entropy
 from tests.support.ranks import on_all_ranks
 from tests.support.wrappers import WRAPPERS, by, same_on_all_ranks, sharded_by, with_sharded_gradients
@@ -478,12 +477,6 @@ def test_gradients_that_another_wrapper_averages_are_refused(device):
             CapturedStep(loss, optimizer, model=module)
     with pytest.raises(ValueError, match="a ShardedOptimizer needs averaged gradients"):
         CapturedStep(loss, ShardedOptimizer(nn.Linear(4, 4).to(device).parameters(), torch.optim.SGD))
-    narrow = WRAPPERS["naive"](nn.Linear(4, 4).to(device, torch.bfloat16))
-    with (
-        pytest.raises(ValueError, match="GradientSums would use a parameter's gradient before NaiveDataParallel"),
-        GradientSums(narrow.parameters()),
-    ):
-        pass
 
 
 @on_all_ranks
