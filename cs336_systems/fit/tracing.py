@@ -93,6 +93,7 @@ def trace_step(
     *,
     precision: Precision = "fp32",
     checkpointed: bool = False,
+    loss_in_autocast: bool = True,
     on_gpu: bool = True,
 ) -> Trace:
     """Run one forward and backward pass of a module on the meta device.
@@ -103,6 +104,8 @@ def trace_step(
         loss: maps the module's output to a scalar.
         precision: of weights and operators.
         checkpointed: whether each block (member of a ModuleList or Sequential of equals) keeps only its input.
+        loss_in_autocast: whether autocast ends with the loss, as in PyTorch's examples, or with the model. It keeps its
+            bf16 copies of weights until it ends, also those of checkpointed blocks.
         on_gpu: whether attention, dropout and norms use a GPU's kernels.
 
     Raises:
@@ -134,10 +137,12 @@ def trace_step(
                 block.forward = _Checkpointed(block.forward, kernels)
         with recorder:
             output = model(*arguments)
-            if kernels:
+            if kernels and not loss_in_autocast:
                 kernels.forget_copies()
             value = loss(output)
             del output
+            if kernels:
+                kernels.forget_copies()
             recorder.backward = True
             value.backward()
             del value

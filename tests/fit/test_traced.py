@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from cs336_systems.accounting.setting import Setting
 from cs336_systems.experiments.registry import EXPERIMENTS
@@ -33,10 +34,14 @@ def allocated_peak(build, inputs, precision):
     model = build().to(torch.bfloat16 if precision == "bf16" else torch.float32)
     inputs = inputs if precision == "fp32" or inputs.dtype == torch.int64 else inputs.bfloat16()
     with sdpa_kernel(SDPBackend.MATH):
-        mean_square(model(inputs)).backward()  # libraries set themselves up
-        model.zero_grad()
-        with torch.profiler.profile(profile_memory=True) as profile:
-            mean_square(model(inputs)).backward()
+        return profiled_peak(model, lambda: mean_square(model(inputs)))
+
+
+def profiled_peak(model, forward):
+    forward().backward()  # libraries set themselves up
+    model.zero_grad()
+    with torch.profiler.profile(profile_memory=True) as profile:
+        forward().backward()
     events = sorted(profile.profiler.kineto_results.events(), key=lambda event: event.start_ns())
     return max(itertools.accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
 
@@ -54,6 +59,33 @@ def test_a_public_architectures_peak(name):
         assert use.activations + use.gradients < expected
     else:
         assert use.activations + use.gradients == pytest.approx(expected, rel=WITHIN)
+
+
+@pytest.mark.parametrize("loss_in_autocast", [True, False])
+def test_autocast_keeps_copies_of_checkpointed_weights_until_it_ends(loss_in_autocast):
+    def build():
+        blocks = (nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(12))
+        return nn.Sequential(nn.Sequential(*blocks), nn.Linear(512, 4096))
+
+    def loss(output):  # needs the most memory of the step
+        return (output.float() + 1).mean()
+
+    def forward():
+        x = inputs
+        with torch.autocast("cpu", torch.bfloat16):
+            for block in model[0]:
+                x = checkpoint(block, x, use_reentrant=False)
+            output = model[1](x)
+            del x
+            if loss_in_autocast:
+                return loss(output)
+        return loss(output)
+
+    model, inputs = build(), torch.zeros(1024, 512)
+    options = {"checkpointed": True, "loss_in_autocast": loss_in_autocast}
+    use = peak_of(trace_step(build, [inputs], loss, precision="autocast", **options), on_gpu=False)
+    expected = profiled_peak(model, forward)
+    assert use.activations + use.weight_copies + use.gradients == pytest.approx(expected, rel=WITHIN)
 
 
 with (ROOT / "tests/data/traced_peaks.csv").open() as file:
@@ -78,7 +110,8 @@ def test_peaks_that_an_h100_measured(row):
         build, loss = (lambda: ARCHITECTURES[row["name"]][0](int(row["width"]))), mean_square
     else:
         build, loss = (lambda: Decoder(PRESETS[row["name"]])), next_token
-    trace = trace_step(build, [ids], loss, precision=row["precision"], checkpointed=row["checkpointed"] == "True")
+    options = {name: row[name] == "True" for name in ("checkpointed", "loss_in_autocast")}
+    trace = trace_step(build, [ids], loss, precision=row["precision"], **options)
     sharing = Sharing(scheme=row["scheme"], ranks=int(row["ranks"]))
     predicted, measured = peak_of(trace, sharing).total, int(row["peak_bytes"])
     assert predicted < (1 + WITHIN) * measured
@@ -114,6 +147,7 @@ def test_peaks_that_a_gpu_recorded(machine):
             next_token,
             precision=setting.precision,
             checkpointed=bool(setting.segment),
+            loss_in_autocast=False,
         )
         assert peak_of(trace).total == pytest.approx(measured, rel=WITHIN)
 
