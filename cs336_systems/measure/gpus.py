@@ -116,7 +116,7 @@ _PAGES = {
 }
 DOCUMENTS = {
     "NVIDIA V100 data sheet": "https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf",
-    "NVIDIA T4 data sheet": f"{_SHEETS}/tesla-t4/t4-tensor-core-datasheet-951643.pdf",
+    "NVIDIA T4 product brief": f"{_SHEETS}/tesla-t4/t4-tensor-core-product-brief.pdf",
     "NVIDIA A10 data sheet": f"{_SHEETS}/a10/pdf/a10-datasheet.pdf",
     "NVIDIA A30 data sheet": f"{_SHEETS}/products/a30-gpu/pdf/a30-datasheet.pdf",
     "NVIDIA A100 data sheet": f"{_SHEETS}/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf",
@@ -151,7 +151,7 @@ GPUS = (
     _gpu("Tesla V100-SXM2-32GB", (7, 0), (15.7, 15.7), (0.900, 32), 300, "NVIDIA V100 data sheet, SXM2", link_gb=150),
     _gpu("Tesla V100-PCIE-16GB", (7, 0), (14, 14), (0.900, 16), 250, "NVIDIA V100 data sheet, PCIe"),
     _gpu("Tesla V100-PCIE-32GB", (7, 0), (14, 14), (0.900, 32), 250, "NVIDIA V100 data sheet, PCIe"),
-    _gpu("Tesla T4|T4", (7, 5), (8.1, 8.1), (0.300, 16), 70, "NVIDIA T4 data sheet"),
+    _gpu("Tesla T4|T4", (7, 5), (8.1, 8.1), (0.320, 16), 70, "NVIDIA T4 product brief"),
     _gpu("A10", (8, 6), (125, 31.2), (0.600, 24), 150, "NVIDIA A10 data sheet"),
     _gpu("A30", (8, 0), (165, 10.3), (0.933, 24), 165, "NVIDIA A30 data sheet"),
     _gpu("A100-SXM4-40GB", (8, 0), (312, 19.5), (1.555, 40), 400, "NVIDIA A100 data sheet", link_gb=300),

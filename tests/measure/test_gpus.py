@@ -1,10 +1,11 @@
 """The table of GPUs: names as drivers print them, figures that a GPU can have, and where they are from."""
 
 import re
+from dataclasses import dataclass
 
 import pytest
 
-from cs336_systems.measure.gpus import DOCUMENTS, GPUS, full_name, gpu_of, listed
+from cs336_systems.measure.gpus import DOCUMENTS, FIRST_BF16, GPUS, full_name, gpu_of, listed
 
 NAMES = [
     *("Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB", "Tesla V100-PCIE-16GB", "Tesla V100-PCIE-32GB"),
@@ -110,6 +111,107 @@ def test_figures_are_in_si_units_and_have_a_source(gpu):
     assert 8 < gpu.fp32 / gpu.bandwidth < 110  # FLOPs per byte
     assert gpu.source.partition(",")[0] in DOCUMENTS
     assert gpu.url.startswith("https://")
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What the peaks of a GPU follow from, as whitepapers and product briefs have it."""
+
+    sms: int
+    mhz: int
+    """Boost clock."""
+    bits: int
+    """Width of the memory's bus."""
+    gbps: float
+    """Gbit/s of each bit of the bus."""
+    links: int = 0
+    """NVLinks, 25 GB/s in each direction; from compute capability 10.0, 50 GB/s."""
+    tensor_mhz: int = 0
+    """Boost clock of the tensor cores, where it is lower and published."""
+
+
+PER_CYCLE = {
+    (7, 0): (128, 1024),
+    (7, 5): (128, 1024),
+    (8, 0): (128, 2048),
+    (8, 6): (256, 1024),
+    (8, 9): (256, 1024),
+    (9, 0): (256, 4096),
+    (10, 0): (256, 8192),
+    (10, 3): (256, 8192),
+    (12, 0): (256, 1024),
+}
+"""FLOPs of an SM per cycle, by compute capability: in fp32, and dense in bf16 or fp16 on the tensor cores. A GeForce's
+tensor cores run at half rate if they accumulate in fp32."""
+TENSOR_CLOCK = {(9, 0): 0.86, (10, 0): 0.94, (10, 3): 0.94}
+"""The least ratio of the tensor cores' clock to the boost clock, where data sheets assume a lower, unpublished one."""
+CHIPS = {
+    "Tesla V100-SXM2-16GB": Chip(80, 1530, 4096, 1.75, 6),
+    "Tesla V100-SXM2-32GB": Chip(80, 1530, 4096, 1.75, 6),
+    "Tesla V100-PCIE-16GB": Chip(80, 1380, 4096, 1.75),
+    "Tesla V100-PCIE-32GB": Chip(80, 1380, 4096, 1.75),
+    "Tesla T4": Chip(40, 1590, 256, 10),
+    "NVIDIA A10": Chip(72, 1695, 384, 12.5),
+    "NVIDIA A30": Chip(56, 1440, 3072, 2.43),
+    "NVIDIA A100-SXM4-40GB": Chip(108, 1410, 5120, 2.43, 12),
+    "NVIDIA A100-SXM4-80GB": Chip(108, 1410, 5120, 3.186, 12),
+    "NVIDIA A100-PCIE-40GB": Chip(108, 1410, 5120, 2.43),
+    "NVIDIA A100 80GB PCIe": Chip(108, 1410, 5120, 3.024),
+    "NVIDIA H100 PCIe": Chip(114, 1755, 5120, 3.186, tensor_mhz=1620),
+    "NVIDIA H100 NVL": Chip(132, 1785, 6016, 5.238),
+    "NVIDIA H100 80GB HBM3": Chip(132, 1980, 5120, 5.238, 18, tensor_mhz=1830),
+    "NVIDIA H200": Chip(132, 1980, 6144, 6.402, 18, tensor_mhz=1830),
+    "NVIDIA H200 NVL": Chip(132, 1785, 6144, 6.402),
+    "NVIDIA H20": Chip(78, 1980, 6144, 5.238, 18),
+    "NVIDIA GH200 120GB": Chip(132, 1980, 6144, 5.238, tensor_mhz=1830),
+    "NVIDIA GH200 144G HBM3e": Chip(132, 1980, 6144, 6.402, tensor_mhz=1830),
+    "NVIDIA GB200": Chip(152, 2062, 8192, 7.992, 18),
+    "NVIDIA B200": Chip(148, 1965, 7680, 7.992, 18),
+    "NVIDIA B300 SXM6 AC": Chip(148, 1965, 8192, 7.992, 18),
+    "NVIDIA L4": Chip(58, 2040, 192, 12.5),
+    "NVIDIA L40S": Chip(142, 2520, 384, 18),
+    "NVIDIA RTX A4000": Chip(48, 1560, 256, 14),
+    "NVIDIA RTX A5000": Chip(64, 1695, 384, 16),
+    "NVIDIA RTX A6000": Chip(84, 1800, 384, 16),
+    "NVIDIA RTX 6000 Ada Generation": Chip(142, 2505, 384, 20),
+    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": Chip(188, 2617, 512, 28),
+    "NVIDIA GeForce RTX 3060": Chip(28, 1777, 192, 15),
+    "NVIDIA GeForce RTX 3070": Chip(46, 1725, 256, 14),
+    "NVIDIA GeForce RTX 3080": Chip(68, 1710, 320, 19),
+    "NVIDIA GeForce RTX 3080 Ti": Chip(80, 1665, 384, 19),
+    "NVIDIA GeForce RTX 3090": Chip(82, 1695, 384, 19.5),
+    "NVIDIA GeForce RTX 3090 Ti": Chip(84, 1860, 384, 21),
+    "NVIDIA GeForce RTX 4060": Chip(24, 2460, 128, 17),
+    "NVIDIA GeForce RTX 4070": Chip(46, 2475, 192, 21),
+    "NVIDIA GeForce RTX 4070 SUPER": Chip(56, 2475, 192, 21),
+    "NVIDIA GeForce RTX 4070 Ti": Chip(60, 2610, 192, 21),
+    "NVIDIA GeForce RTX 4080": Chip(76, 2505, 256, 22.4),
+    "NVIDIA GeForce RTX 4080 SUPER": Chip(80, 2550, 256, 23),
+    "NVIDIA GeForce RTX 4090": Chip(128, 2520, 384, 21),
+    "NVIDIA GeForce RTX 5070": Chip(48, 2512, 192, 28),
+    "NVIDIA GeForce RTX 5070 Ti": Chip(70, 2452, 256, 28),
+    "NVIDIA GeForce RTX 5080": Chip(84, 2617, 256, 30),
+    "NVIDIA GeForce RTX 5090": Chip(170, 2407, 512, 28),
+}
+QUOTED = {"NVIDIA H20"}
+"""GPUs whose FLOP/s follow from no published clock: the H20's are limited for export."""
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+def test_peaks_follow_from_the_chip(gpu):
+    assert gpu.name in CHIPS, f"CHIPS of tests/measure/test_gpus.py lacks {gpu.name}"
+    chip = CHIPS[gpu.name]
+    assert gpu.bandwidth == pytest.approx(chip.bits / 8 * chip.gbps * 1e9, rel=0.025)
+    assert (gpu.link or 0) == chip.links * (50e9 if gpu.capability >= (10, 0) else 25e9)
+    if gpu.name not in QUOTED:
+        fp32, tensor = PER_CYCLE[gpu.capability]
+        assert gpu.fp32 == pytest.approx(chip.sms * fp32 * chip.mhz * 1e6, rel=0.015)
+        peak = chip.sms * tensor * (chip.tensor_mhz or chip.mhz) * 1e6
+        peak /= 2 if "GeForce" in gpu.name else 1
+        slowest = 1 if chip.tensor_mhz else TENSOR_CLOCK.get(gpu.capability, 1)
+        assert 0.985 * slowest * peak < gpu.flops("fp16") < 1.015 * peak
+    if gpu.capability < FIRST_BF16:
+        assert gpu.bf16 == gpu.fp32
 
 
 def test_the_recorded_report_is_relative_to_these():
