@@ -80,14 +80,24 @@ def all_do_what_they_declare(found: list[Contender]) -> Evidence:
 
     Contenders named in the configuration have no declaration, and earlier code did not count everything.
     """
-    alone = {
-        cell_of(contender): contender.one("written")
-        for contender in found
-        if contender.declared is not None and not contender.declared.sends(contender.cell)
-    }
+    alone = written_alone(found)
     for contender in found:
         why = list(departures(contender, alone.get(cell_of(contender))))
         yield Case(contender, bool(why), ", ".join(why))
+
+
+def written_alone(found: list[Contender]) -> dict[tuple[Any, ...], float]:
+    """The bytes that a single rank writes in each cell: its baseline's without the declared copies.
+
+    The baseline communicates nothing, or else it is the cell's first contender.
+    """
+    alone: dict[tuple[Any, ...], float] = {}
+    declared = [(each, each.declared) for each in found if each.declared]
+    for contender, scheme in sorted(declared, key=lambda pair: bool(pair[1].sends(pair[0].cell))):
+        if (written := contender.one("written")) is not None:
+            copied = scheme.copies * gradients(contender.cell)
+            alone.setdefault(cell_of(contender), written - copied)
+    return alone
 
 
 def departures(contender: Contender, alone: float | None) -> Iterator[str]:
@@ -115,7 +125,7 @@ def departures(contender: Contender, alone: float | None) -> Iterator[str]:
     written = contender.one("written")
     if written is not None and alone is not None:
         copies = (written - alone) / gradients(cell)
-        if copies > declared.copies + COPY_SLACK:
+        if not -COPY_SLACK <= copies <= declared.copies + COPY_SLACK:
             yield f"gradients written {copies:.2f} times, and {declared.copies:g} times declared"
 
 

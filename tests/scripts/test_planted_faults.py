@@ -255,6 +255,8 @@ COUNTED = [
     (nudge(rows("data_parallel", metric="collective_bytes", wrapper="flat"), 0.5), "flat, .* bytes by all_reduce"),
     (nudge(rows("data_parallel", metric="tokens", wrapper="none"), 0.5), "none, .* 128 tokens of 256"),
     (nudge(rows("data_parallel", metric="written", wrapper="ddp"), 1.1), "ddp 25, .* times, and 2 times declared"),
+    (nudge(rows("data_parallel", metric="written", wrapper="none"), 16), "naive, .*: gradients written -"),
+    (nudge(rows("optimizer_sharding", metric="written", contender="sharded"), 1.1), "sharded, .* times, and 1 times"),
     (nudge(rows("data_parallel", metric="collectives", wrapper="flat", kind=""), 2), "2 in all"),
     (put(rows("data_parallel", wrapper="naive"), wrapper="new"), "new, nano"),
     (swap(OPTIMIZERS, "contender", "unsharded", "sharded"), "in update, and none"),
