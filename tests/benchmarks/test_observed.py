@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -62,6 +63,13 @@ def hooked(model, hook):
     return wrapped
 
 
+def exchanged(state, bucket):
+    """The usual all-reduce, after an exchange that nobody needs."""
+    part = bucket.buffer()[:2]
+    dist.all_to_all_single(torch.empty_like(part), part)
+    return allreduce_hook(state, bucket)
+
+
 def kept(model):
     """PyTorch's, which keeps its weights for the backward pass."""
     for block in model.blocks:
@@ -76,6 +84,7 @@ def frozen(model, contender, cell, **hyperparameters):
 
 handicapped = partial(builders.whole, wrap=partial(hooked, hook=doubled))
 in_fp16 = partial(builders.whole, wrap=partial(hooked, hook=fp16_compress_hook))
+exchanging = partial(builders.whole, wrap=partial(hooked, hook=exchanged))
 in_small_buckets = partial(builders.whole, wrap=partial(at_its_best, megabytes=0.01))
 not_resharded = partial(builders.whole, wrap=kept)
 in_fp32 = partial(builders.whole, wrap=FullyShardedDataParallel)
@@ -95,6 +104,7 @@ WRONG = {
     ),
     "another bucket size": ("data_parallel", "ddp_view 25", in_small_buckets, "× all_reduce in passes"),
     "buffers broadcast": ("data_parallel", "ddp_view 25", "ddp 25", "1 × broadcast in passes, and none declared"),
+    "another collective": ("data_parallel", "ddp_view 25", exchanging, "1 × alltoall_base_ in passes, and none"),
     "copies": ("data_parallel", "ddp_view 25", handicapped, "additional times; declared: 1"),
     "no update": ("data_parallel", "bucketed 100", frozen, "it does not change the weights"),
     "whole as sharded": ("optimizer_sharding", "sharded", "unsharded", " in update, and "),
