@@ -16,6 +16,7 @@ from cs336_systems.fit.recorded import PATH
 from cs336_systems.record.measurement import WHOLE_CELL
 from cs336_systems.record.revisions import present
 from scripts.answers import (
+    conclusion,
     ddp_bucketed_benchmarking,
     distributed_communication_single_node,
     optimizer_state_sharding,
@@ -271,6 +272,16 @@ def test_wrapped_steps_are_next_to_one_without_communication():
     verdict = plain(training_ladder.answers({"training_ladder": pandas.concat([alone, several])})["several"].verdict)
     assert verdict == "The sharded optimizer is 1.11× as fast as the data-parallel wrapper on 2 GPUs."
     assert wrapped_table(select(several, rung="fsdp"))["over"].isna().all()
+
+
+def test_the_advice_is_for_the_most_ranks():
+    cells = [
+        {"none": took(100.0), "bucketed 100": took(bucketed), "symmetric_memory 100": took(symmetric)}
+        for bucketed, symmetric in ((120.0, 110.0), (115.0, 130.0))
+    ]
+    steps = training(DataParallelTraining, ("wrapper", "bucket_mb"), cells, precision="bf16")
+    found = conclusion.answers(recorded() | {"data_parallel": steps})
+    assert plain(found["advice"].verdict) == "Train in bf16, with _bucketed_ data parallelism."
 
 
 def test_no_ladder_is_a_report_too():
