@@ -28,7 +28,7 @@ from cs336_systems.parallel.data_parallel import BucketedDataParallel
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
 from tests.support.ranks import on_all_ranks
 
-SHAPE = {"size": "odd:d_model=24,d_ff=37,num_layers=3,num_heads=3", "context": 7, "batch_size": 3, "vocab_size": 101}
+SHAPE = {"size": "odd:d_model=24,d_ff=37,num_layers=3,num_heads=2", "context": 7, "batch_size": 3, "vocab_size": 101}
 ROUNDS = {"rounds": 1, "warmup": 0, "steps": 1}
 
 

@@ -185,6 +185,19 @@ def test_the_matmuls_alone_are_those_of_a_step(kind):
     assert counted.get_total_flops() == (parts_alone.WARMUP + parts_alone.REPEATS) * once
 
 
+@pytest.mark.parametrize("part", [floor.matmuls, floor.attention, floor.update])
+def test_a_part_is_timed_once_per_block(part):
+    def calls(layers):
+        size = f"odd:d_model=48,d_ff=64,num_layers={layers},num_heads=2"
+        step = TOP.setting({"size": size, "batch_size": 2, "context": 16, "vocab_size": 40})
+        with torch.profiler.profile() as profile:
+            list(part(step, CPU))
+        return len(profile.events())
+
+    one, two, three = map(calls, (1, 2, 3))
+    assert three - two == two - one > 0
+
+
 def test_the_data_have_the_entropy_that_is_said():
     chain = learning.MarkovChain(12)
     tokens = chain.batches(4, 500, 50, seed=1).flatten(0, 1)

@@ -19,6 +19,8 @@ from scripts.answers import (
     conclusion,
     ddp_bucketed_benchmarking,
     distributed_communication_single_node,
+    host_costs,
+    memory_profiling,
     optimizer_state_sharding,
     training_ladder,
     training_leaderboard,
@@ -272,6 +274,17 @@ def test_wrapped_steps_are_next_to_one_without_communication():
     verdict = plain(training_ladder.answers({"training_ladder": pandas.concat([alone, several])})["several"].verdict)
     assert verdict == "The sharded optimizer is 1.11× as fast as the data-parallel wrapper on 2 GPUs."
     assert wrapped_table(select(several, rung="fsdp"))["over"].isna().all()
+
+
+def test_counts_are_per_block():
+    """The recorded 2.7B has as many heads as blocks; with half of the heads nothing that is counted changes."""
+    half = "half:d_model=2560,d_ff=10240,num_layers=32,num_heads=16"
+    names = ("end_to_end", "memory_profile", "checkpointing")
+    tables = changed(*(put(rows(name, size="2.7B"), size=half) for name in names))
+    for section, key in ((host_costs, "launches"), (memory_profiling, "largest")):
+        assert section.answers(tables)[key] == section.answers(recorded())[key]
+    for name, sentence in (("memory_profile", "the forward pass allocates"), ("checkpointing", "checkpointed blocks")):
+        assert [check.outcome for check in law_checks(name, tables, sentence)] == ["passed"]
 
 
 def test_the_advice_is_for_the_most_ranks():
