@@ -1,14 +1,14 @@
 """One command from this machine to results/<machine>/writeup.pdf and report.html: `snakemake`.
 
 `snakemake writeup` rebuilds the PDF from the existing CSV files, and `snakemake web` the page; `snakemake measurements`
-only measures; `snakemake end_to_end` (or another experiment's name) measures that experiment; `snakemake submission`
-packs the code and the report for handing in; `snakemake card` checks whether this machine is as fast as it should be;
-`snakemake bundle` packs the results for others to check.
+only measures; `snakemake end_to_end` (or another experiment's name) measures that experiment; `snakemake on_4_gpus`
+measures what needs four GPUs; `snakemake submission` packs the code and the report for handing in; `snakemake card`
+checks whether this machine is as fast as it should be; `snakemake bundle` packs the results for others to check.
 """
 
 from snakemake.utils import min_version
 
-min_version("9.10")
+min_version("9.20")
 
 
 include: "rules/preconditions.smk"

@@ -201,6 +201,13 @@ def planned_csvs(*experiments):
     ]
 
 
+def csvs_on(gpus):
+    """The CSV files of the jobs that need this many GPUs and may be measured in this run, or why there are none."""
+    jobs = [job for job in JOBS.values() if PLAN.gpus_of(job) == gpus]
+    csvs = [str(PLAN.csv(job)) for job in jobs if not PLAN.obstacle(job)]
+    return csvs or refused_if(jobs, PLAN.obstacle(jobs[0]))
+
+
 def raw_csvs(wildcards):
     """What tables are made from: the planned jobs' CSV files that exist or will; for recorded results, all of them."""
     if PLAN.recorded:
@@ -314,6 +321,12 @@ def trace_commands(wildcards):
     )
     options = f"--device {PLAN.device} --seed {config['seed']} --output {RESULTS}/traces"
     return " && ".join(f"{trace} {job.arguments} {options}/{name}.json.gz" for name, job in PLAN.traced.items())
+
+
+def job_priority(wildcards):
+    """At least 2, more for jobs that need more GPUs, then for earlier ones: a rented machine may be taken back."""
+    last_first = sorted(reversed(JOBS), key=lambda path: PLAN.gpus_of(JOBS[path]))
+    return 2 + last_first.index(wildcards.job)
 
 
 def job_tests(wildcards):

@@ -2,7 +2,7 @@
 
 Needs the plan (common.smk); makes results/<machine>/raw/<experiment>/<job>.csv and its SHA-256, and while a job lasts, or
 where it has failed, results/<machine>/kept/<experiment>/<job>.jsonl with the cells that it has measured. A target named
-after each experiment measures only that experiment.
+after each experiment measures only that experiment; on_4_gpus, only the jobs that need four GPUs.
 """
 
 
@@ -22,7 +22,7 @@ rule measure:
     wildcard_constraints:
         job="|".join(map(re.escape, JOBS)),
     # Tables and figures are made at the end, where they share the cores, instead of one by one while others idle.
-    priority: 2
+    priority: job_priority
     # All cores: nothing else may run during a measurement.
     threads: workflow.cores
     resources:
@@ -61,6 +61,16 @@ for experiment in PLAN.jobs:
         input:
             NOT_MEASURED,
             planned_csvs(experiment),
+
+
+for gpus in sorted({PLAN.gpus_of(job) for job in JOBS.values()} - {0, 1}):
+
+    rule:
+        name:
+            f"on_{gpus}_gpus"
+        input:
+            NOT_MEASURED,
+            csvs_on(gpus),
 
 
 rule measurements:

@@ -63,7 +63,7 @@ def test_snakemake_runs_in_the_projects_folder(tmp_path):
     assert not (tmp_path / "results").exists()
 
 
-def test_a_dry_run_says_what_another_machine_can_hold(tmp_path):
+def test_a_dry_run_says_what_another_machine_measures_and_can_hold(tmp_path):
     folder = copy_project(tmp_path)
     copy_files(ROOT, folder, ["config.yaml"])
     own = "sizes={mine: {d_model: 64, d_ff: 128, num_layers: 1, num_heads: 2}}"  # numbers, as in a file
@@ -75,3 +75,9 @@ def test_a_dry_run_says_what_another_machine_can_hold(tmp_path):
     assert output.count(title) == output.count(table) == 1
     assert re.search(r"^attention +36 +4 .*sequence 16384: 4 of 8", output, re.M)
     assert not re.search("^(end_to_end|flash) ", output, re.M)
+    output = snakemake(folder, "-n", "on_4_gpus", "--config", "machine=4 x H200")
+    jobs = set(re.findall(r"Measuring (\S+)", output))
+    assert {"all_reduce/all-nccl-4_processes", "fsdp/largest_compiled-4_processes"} <= jobs
+    assert all(job.endswith("-4_processes") and "gloo" not in job for job in jobs)
+    output = snakemake(folder, "-n", "on_4_gpus", "--config", "machine=H200", check=False)
+    assert "it needs 4 GPUs, but 1 is visible" in output

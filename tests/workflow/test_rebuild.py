@@ -40,6 +40,11 @@ def test_a_run_says_how_far_it_is(finished):
     assert "5 of 5 cells done" in lines[-1]
 
 
+def test_jobs_of_the_same_number_of_gpus_run_in_the_order_of_the_configuration(finished):
+    csvs = [finished / f"results/cpu/raw/{name}/{grid}.csv" for name, grids in GRIDS.items() for grid in grids]
+    assert sorted(csvs, key=lambda path: path.stat().st_mtime_ns) == csvs
+
+
 @pytest.mark.slow
 def test_an_edited_section_is_filled_and_typeset(project):
     edit(project / "report/sections/torch_compile.typ.j2", "attention alone", "attention by itself")
