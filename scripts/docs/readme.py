@@ -24,6 +24,8 @@ RECORDED = Path("recorded/nvidia-h200/raw")
 COMPARED = ("this project", "faster than")
 """Titles of the columns of numbers."""
 PYTORCH_ATTENTION = [each.name for each in Flash.contenders if each.foreign and not each.package]
+SETTING = ("size", "precision", "compiled")
+"""What the rows of a step on several GPUs share."""
 RUNGS = {"autocast": "bf16 autocast, eager", "compiled": "bf16 weights, blocks compiled"}
 
 
@@ -69,10 +71,12 @@ def ladder(rows: DataFrame) -> Iterator[list[str]]:
 
 
 def duel(found: list[Duel], what: str, rival: str) -> Iterator[list[str]]:
-    """Ours against another in the cell of the report's verdict."""
-    for asked in found[:1]:
-        own, other = (Series({**row, "shown": row["median"]}) for row in (asked.first, asked.other))
-        where = asked.cell.removeprefix(f"{own['label']}, ")
+    """Ours against another in the cell of the report's verdict, and the same on other numbers of GPUs."""
+    for each in found:
+        if any(each.first[name] != found[0].first[name] for name in SETTING):
+            continue
+        own, other = (Series({**row, "shown": row["median"]}) for row in (each.first, each.other))
+        where = each.cell.removeprefix(f"{own['label']}, ")
         yield from line(f"{sized(own)}, {where}: {what}", own, {rival: other})
 
 
