@@ -7,6 +7,9 @@ from pathlib import Path
 import pandas
 from pandas import DataFrame, Series
 
+from cs336_systems.compare.comparison import compare
+from cs336_systems.compare.output import to_text
+from cs336_systems.compare.results import read_results
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.machine import SOFTWARE
 from cs336_systems.record.measurement import WHOLE_CELL
@@ -26,7 +29,7 @@ def page(text: str, recorded: Path = Path("recorded")) -> str:
 
 
 def section(machine: Path) -> Iterator[str]:
-    """A machine: its description, its headline numbers, and its measurements."""
+    """A machine: its description, headline numbers, measurements, and times under other software (NAME/LABEL)."""
     tables = {name: read(sorted((machine / "raw" / name).glob("*.csv"))) for name in EXPERIMENTS}
     tables = {name: rows for name, rows in tables.items() if len(rows)}
     rows = pandas.concat(tables.values())
@@ -55,6 +58,10 @@ def section(machine: Path) -> Iterator[str]:
         ["experiment", "jobs", "cells", "measured", "not measured", "minutes", "last", "to record again"],
         [[f"`{name}`", *summary(name, found)] for name, found in tables.items()],
     )
+    for other in sorted(machine.parent.glob(f"*/{machine.name}")):
+        yield f"### {other.parent.name}\n"
+        text = to_text(compare(read_results(str(machine)), read_results(str(other))))
+        yield f"```text\n{text.replace('`', '?')}\n```\n"
 
 
 def read(csvs: Iterable[Path]) -> DataFrame:

@@ -1,5 +1,8 @@
 """Generated pages are up to date, whoever wrote the rows, and hold nothing that a browser would act on."""
 
+import re
+import shutil
+
 import pytest
 
 from cs336_systems.experiments.accumulation import Accumulation
@@ -39,3 +42,14 @@ def test_a_machine_of_few_rows_has_a_section(tmp_path):
     assert "\n| card of 2026-01-02 | Faulty: wrong results (GPU ?0?(x)). |\n" in text
     assert "GPUs" not in text
     assert "speed relative to" not in text
+
+
+def test_another_environment_of_a_machine_is_compared_with_it(tmp_path):
+    launches = ROOT / "tests/compare/h200_launches"
+    shutil.copytree(launches / "1", tmp_path / "nvidia-h200")
+    shutil.copytree(launches / "2", tmp_path / "newer-triton/nvidia-h200")
+    text = recorded_machines.page("# Machines\n", tmp_path)
+    machine, _, environment = text.partition("\n### newer-triton\n")
+    assert "\n| label | `nvidia-h200` |\n" in machine
+    assert re.search(r"^  0 faster, \d+ same, 0 slower, \d+ cannot be decided$", environment, re.M)
+    assert "\n## " not in environment
