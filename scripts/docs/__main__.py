@@ -10,6 +10,7 @@ from scripts.docs import api, data_dictionary, gpus, picture, readme, recorded_m
 
 PAGES = {
     "README.md": readme.page,
+    "docs/release-notes.md": readme.page,
     "docs/images/speed.svg": picture.page,
     "docs/data-dictionary.md": data_dictionary.page,
     "docs/gpus.md": gpus.page,

@@ -1,4 +1,4 @@
-"""The headline table of README.md, from recorded rows, computed by the report's views."""
+"""The headline table of README.md and the release notes, from recorded rows, computed by the report's views."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,10 +29,10 @@ SETTING = ("size", "precision", "compiled")
 RUNGS = {"autocast": "bf16 autocast, eager", "compiled": "bf16 weights, blocks compiled"}
 
 
-def page(readme: str) -> str:
-    """The text of README.md with the table of the recorded results."""
+def page(text: str) -> str:
+    """The text of a page with the table of the recorded results."""
     header = ["on NVIDIA H200, bf16", *COMPARED]
-    return with_table(readme, "headlines", table(header, headlines(RECORDED), right=[1]))
+    return with_table(text, "headlines", table(header, headlines(RECORDED), right=[1]))
 
 
 def headlines(raw: Path) -> Iterator[list[str]]:
