@@ -4,10 +4,10 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.record.rows import parameters
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, say, tell
+from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, say, tell
 from scripts.rendering.grid import Columns, grid
-from scripts.rendering.markup import Tile, Typst, times
-from scripts.views.data import PRECISIONS, first, last, measured_gpu, one, reference_context, select
+from scripts.rendering.markup import Tile, Typst, percent, times
+from scripts.views.data import PRECISIONS, last, measured_gpu, one, reference_context, select
 from scripts.views.kernels import FORWARD_AND_BACKWARD, kernels
 from scripts.views.steps import most_complete, steady, step_table
 
@@ -21,6 +21,7 @@ COMPONENTS = {
 }
 BOTH = "forward + backward"
 """The passes by which precisions are compared: the optimizer works on fp32 weights in both."""
+EAGER = {"compiled": False, "attention": "plain", "mode": "train_step"}
 SPEED: Columns = {
     "size": "{label}{host_bound:star}",
     "forward": {name: f"{{forward_{name}:.1f}}" for name in PRECISIONS},
@@ -113,7 +114,7 @@ def norm(table: DataFrame) -> Answer:
     facts = Facts(raised=seen(table, "fp16")["norm_output"].strip("–"))
     return Answer(
         asked="(b) Layer normalization",
-        verdict="LayerNorm's mean and variance are sensitive: in fp16 their sums overflow or vanish.",
+        verdict="LayerNorm's mean and variance are sensitive: in fp16 their sums can overflow or underflow.",
         more="bf16 has fp32's range, so nothing overflows, but its 8 significant bits are too few for the statistics.",
         reason=facts.say("On this device, LayerNorm's output under autocast is {raised}."),
     )
@@ -135,7 +136,7 @@ def speed_answer(pairs: DataFrame, here: DataFrame, profile: DataFrame, *, on_gp
         )
         if len(here) > 1 and gains.min() >= 1
         else say(
-            "fp32 over bf16, forward and backward: {gains:listing}.",
+            "In fp32, forward and backward take {gains:listing} the time of bf16.",
             gains=[say("{row[shown]:times} ({row[label]})", row=row) for _, row in here.iterrows()],
         ),
         more=facts.say(
@@ -144,8 +145,8 @@ def speed_answer(pairs: DataFrame, here: DataFrame, profile: DataFrame, *, on_gp
                 "The gain grows with the model.",
                 "The gain does not grow steadily with the model.",
             ),
-            "On the host's clock the gain is as large only if launches keep up: {best[gain]:times} for "
-            "{best[label]} at context {best[context]}. {bound} of {cells} are host-bound.",
+            "On the host's clock, device-bound cells gain up to {best[gain]:times} ({best[label]}, context "
+            "{best[context]}); {bound} of {cells} are host-bound.",
             bound=int(pairs["host_bound"].sum()),
         ),
         evidence=Captioned(
@@ -153,26 +154,39 @@ def speed_answer(pairs: DataFrame, here: DataFrame, profile: DataFrame, *, on_gp
             f"Sums of the phases' medians in ms, eager, context {small['context']}.",
             legend={"*": "*: host-bound in one precision, so only the device's times can be compared"},
         ),
-        reason=say(why(here, profile), by_context(select(pairs, size=large["size"]))),
+        reason=say(why(here, profile), by_context(select(pairs, size=large["size"]), profile)),
     )
 
 
-def by_context(pairs: DataFrame) -> Typst:
-    """The gain for one size at each context."""
+def by_context(pairs: DataFrame, profile: DataFrame) -> Typst:
+    """The gain for one size at each context, next to that of its matmuls and their share."""
     told = pairs.dropna(subset="shown").sort_values("context")
-    gains = [say("{row[shown]:times} ({row[context]})", row=row) for _, row in told.iterrows()]
+    if len(told) < 2:
+        return NOTHING
+    spent = time_by_kind(profile, told).reset_index("label", drop=True).reindex(told["context"])
+    matmuls, rest = spent["matmuls fp32"], spent["the rest fp32"]
     return say(
-        "{row[label]}'s gain by context: {gains:listing}.", row=first(told) if len(told) > 1 else None, gains=gains
+        "At context {contexts:listing}, {row[label]} gains {gains:listing}.",
+        "Its matmuls alone gain {alone:listing} there, and take {share:listing} of the time in fp32.",
+        row=told.iloc[0],
+        contexts=list(map(str, told["context"])),
+        gains=list(map(times, told["shown"])),
+        alone=list(map(times, matmuls / spent["matmuls bf16"])) if spent.notna().all(axis=None) else None,
+        share=list(map(percent, matmuls / (matmuls + rest))),
     )
+
+
+def time_by_kind(profile: DataFrame, cells: DataFrame) -> DataFrame:
+    """The device's time for matmuls and for the rest in each precision, ms, by the label and the context of cells."""
+    rows = kernels(profile, FORWARD_AND_BACKWARD, **EAGER).merge(cells[["size", "context"]])
+    kind = (rows["category"] == "matmul").map({True: "matmuls ", False: "the rest "}) + rows["precision"]
+    spent = rows.assign(kind=kind).pivot_table(index=["label", "context"], columns="kind", values="ms", aggfunc="sum")
+    return spent.reindex(columns=[f"{each} {name}" for each in ("matmuls", "the rest") for name in PRECISIONS])
 
 
 def why(here: DataFrame, profile: DataFrame) -> Typst:
     """The source of the gain at the largest size whose step was profiled in both precisions."""
-    eager = {"compiled": False, "attention": "plain", "mode": "train_step"}
-    rows = kernels(profile, FORWARD_AND_BACKWARD, **eager).merge(here[["size", "context"]])
-    kind = (rows["category"] == "matmul").map({True: "matmuls ", False: "the rest "}) + rows["precision"]
-    spent = rows.assign(kind=kind).pivot_table(index=["label", "context"], columns="kind", values="ms", aggfunc="sum")
-    spent = spent.reindex(columns=[f"{each} {name}" for each in ("matmuls", "the rest") for name in PRECISIONS])
+    spent = time_by_kind(profile, here)
     sizes = [label for label in here["label"] if label in spent.dropna().index.get_level_values("label")]
     row = one(spent.reset_index(), label=sizes[-1]) if sizes else None
     gains = {} if row is None else {each: row[f"{each} fp32"] / row[f"{each} bf16"] for each in ("matmuls", "the rest")}
@@ -180,8 +194,8 @@ def why(here: DataFrame, profile: DataFrame) -> Typst:
         "At {row[label]}, context {row[context]}, matmuls take {row[matmuls fp32]:ms} in fp32 and "
         "{row[matmuls bf16]:ms} in bf16 ({row[matmuls fp32] / row[matmuls bf16]:times}); everything else, including "
         "autocast's casts, takes {row[the rest fp32]:ms} and {row[the rest bf16]:ms}.",
-        "So the larger the share of matmuls, the more a step gains."
-        if gains and gains["matmuls"] > max(gains["the rest"], 1)
+        "So models gain more, the larger the share of their matmuls."
+        if len(here) > 1 and gains and gains["matmuls"] > max(gains["the rest"], 1)
         else "",
         row=row,
     )

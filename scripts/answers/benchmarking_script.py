@@ -154,9 +154,12 @@ def warmup(table: DataFrame) -> Answer:
         more=facts.say(
             tell(
                 not len(late),
-                "One warm-up step is enough: after it, the first step is no outlier in any of {runs}.",
-                "After warm-up the first step is still an outlier in {late} of {runs} ({where:listing}).",
+                "One warm-up step is enough: after it, the first step is no more than {limit:percent} longer than all "
+                "others ({runs}).",
+                "After warm-up, the first step still exceeds all others by more than {limit:percent} in {late} of "
+                "{runs} ({where:listing}).",
             ),
+            limit=NOTICEABLE,
             where=[f"{step['label']}, w = {step['warmup']}" for _, step in late.iterrows()],
         ),
         evidence=Captioned(

@@ -19,6 +19,6 @@ def answers(tables: Tables) -> Found:
             "One Triton kernel does the same: one program per head and tile of queries, with fp32 accumulators.",
         ),
         "causal": Answer("(c) Causal", "Tiles of keys above the diagonal are skipped; only those on it are masked."),
-        "gain": facts.say("(peak rate {ratio:times} fp32’s)"),
+        "gain": facts.say(" (peak rate {ratio:times} fp32’s)"),
         "hopper": measured_gpu(tables) != "",
     }

@@ -87,10 +87,10 @@ def measured(found: DataFrame) -> Answer:
     row = first(found)
     if row is None or found["step"].isna().all():
         return Answer("(b) Best segment")
-    best = [say("{case[best]} ({case[attention]} attention, {case[row][peak]:GiB})", case=case) for case in cases]
+    best = [say("{case[best]} ({case[attention]}, {case[row][peak]:GiB})", case=case) for case in cases]
     return Answer(
         asked="(b) Best segment",
-        verdict=say("Segments of {best:listing} need the least memory.", best=best)
+        verdict=say("The best numbers of blocks per segment are {best:listing}.", best=best)
         or say(
             "Peaks are counted on GPUs only; with segments of {row[segment]} a step takes {row[step] / "
             "plain[step]:times} "

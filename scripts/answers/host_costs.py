@@ -4,7 +4,18 @@ from pandas import DataFrame
 
 from cs336_systems.compare.speed import HOST_BOUND
 from cs336_systems.sizes import parse_size
-from scripts.rendering.answer import NOT_HERE, Answer, Captioned, Facts, Found, Tables, count, median_of, say
+from scripts.rendering.answer import (
+    NOT_HERE,
+    Answer,
+    Captioned,
+    Facts,
+    Found,
+    Tables,
+    count,
+    least_and_most,
+    median_of,
+    say,
+)
 from scripts.rendering.grid import Columns, grid
 from scripts.views.data import first, last, measured_gpu, reference_context, select, size_order
 from scripts.views.host import busy_shares, host_table, per_launch, same_step
@@ -93,28 +104,28 @@ def processes(same: DataFrame) -> Answer:
     programs = {bool(rows["host_bound"].iloc[0]): rows for _, rows in same.groupby("precision", sort=False)}
     slow, fast = (programs.get(bound, same[:0]) for bound in (True, False))
     return Answer(
-        asked="Between launches",
+        asked="Between runs",
         verdict=say(
-            "A host-bound step takes {least:ms} to {most:ms} in {launches} launches ({row[label]}, {row[precision]}).",
+            "The same host-bound step takes {least:ms} to {most:ms} in {runs} runs ({row[label]}, {row[precision]}).",
             least=slow["median"].min(),
             most=slow["median"].max(),
-            launches=len(slow),
+            runs=len(slow),
             row=first(slow) if len(slow) > 1 else None,
         ),
         more=say(
-            "In {row[precision]}, where the step is device-bound, {launches} launches differ by {spread:percent}.",
+            "In {row[precision]}, where the step is device-bound, {runs} runs differ by {spread:percent}.",
             row=first(fast) if len(fast) > 1 else None,
             spread=fast["median"].max() / fast["median"].min() - 1,
-            launches=len(fast),
+            runs=len(fast),
         ),
         reason=say(
-            "@fig-host_costs shows each timed step, at context {row[context]} on {row[batch_size]} sequences, "
-            "without communication. A launch on several GPUs reports its slowest rank, so launches differ in this "
-            "too. The device is busy for {row[busy]:ms} in all of them (dashed). Even within a process the host's "
-            "speed changes between rounds, so only interleaved or device-bound steps are compared.",
+            "@fig-host_costs also shows each step of these runs (bars: medians), at context {row[context]} on "
+            "{row[batch_size]} sequences, without communication. A run on several GPUs reports its slowest rank, so "
+            "runs differ in this too. On one GPU the device is busy for {row[busy]:ms} (dashed). Even within a "
+            "process the host's speed changes between rounds, so only interleaved or device-bound steps are compared.",
             row=first(slow),
         ),
-        missing="No host-bound step was timed in several launches.",
+        missing="No host-bound step was timed in several runs.",
     )
 
 
@@ -126,13 +137,13 @@ def graph(steps: DataFrame, data_parallel: DataFrame, missing: str) -> Answer:
     return Answer(
         asked="Compiled, and as a CUDA graph",
         verdict=say(
-            "torch.compile leaves {share:percent} of the launches ({cells}, median); a CUDA graph needs only one.",
-            share=(both["launches_compiled"] / both["launches"]).median(),
+            "torch.compile leaves {share:span percent} of the launches ({cells}); a CUDA graph needs only one.",
+            share=least_and_most(both["launches_compiled"] / both["launches"]),
             cells=count(len(both), "cell"),
         ),
         more=say(
-            "In the data-parallel baseline ({shares[0]}, bf16) the device is busy for {shares[1]:percent} of an "
-            "eager step and {shares[2]:percent} of a step replayed from a graph.",
+            "In the data-parallel baseline ({shares[0]}, bf16) the device is busy for {shares[1]:span percent} of an "
+            "eager step and {shares[2]:span percent} of a step replayed from a graph.",
             shares=busy_shares(data_parallel),
         ),
         evidence=Captioned(costs, f"Launches in a data-parallel step of {size}, and the host time to issue them."),

@@ -39,7 +39,7 @@ def answers(tables: Tables) -> Found:
         "sum": Answer(
             asked="Sums",
             verdict=facts.say(
-                "A thousand times 0.01 is off by {low[error]:percent} if summed in fp16, and by "
+                "A thousand times 0.01 in fp16 is off by {low[error]:percent} if summed in fp16, and by "
                 "{mixed[error]:percent} in fp32."
             ),
             more=facts.say(

@@ -6,12 +6,13 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, median_of, say
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, least_and_most, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst, measured
 from scripts.views.compiled_attention import TIMES, grid_table, paired
 from scripts.views.data import PRECISIONS, first, last, one, ratio, reason, select, size_order
 from scripts.views.steps import PASSES, step_table
+from scripts.views.verdicts import against
 
 BOTH = ("eager", "compiled")
 MODEL: Columns = {
@@ -33,15 +34,14 @@ def attention(table: DataFrame) -> Answer:
         return Answer("(a) Attention")
     told, waits = pairs[~pairs["host_bound"]], pairs[pairs["host_bound"]]
     longest = select(told, sequence=told["sequence"].max())
-    gain = longest["gain"].median()
-    quick, slow = BOTH[::-1] if gain > 1 else BOTH
-    facts = Facts(row=last(longest), quick=quick, slow=slow, gain=max(gain, 1 / gain))
+    quick, slow, gains = faster_one(longest["gain"])
+    facts = Facts(row=last(longest), quick=quick, slow=slow, gains=gains)
     lowers = bool((longest["compiled_peak"] < longest["eager_peak"]).any())
     return Answer(
         asked="(a) Attention",
         verdict=facts.say(
-            "At {row[sequence]} tokens {quick} attention is {gain:times} as fast as {slow} ({cells}).",
-            cells=median_of(len(longest), "head dimension"),
+            "At {row[sequence]} tokens {quick} attention is {gains:span times} as fast as {slow} ({cells}).",
+            cells=count(len(longest), "head dimension"),
         )
         or say("Cannot be decided: in every cell, compiled or eager is host-bound."),
         more=facts.say(
@@ -58,10 +58,10 @@ def attention(table: DataFrame) -> Answer:
             legend={"*": "*: host-bound"},
         ),
         reason=say(
-            "In {cells} the device waits for the host, eager or compiled; there it is busy {work:times} as long "
-            "when eager (median).",
+            "In {cells} one of the two is host-bound; there, eager attention keeps the device busy {work:span times} "
+            "as long as compiled attention.",
             cells=count(len(waits), "shape"),
-            work=(waits["eager_busy"] / waits["compiled_busy"]).median(),
+            work=least_and_most(waits["eager_busy"] / waits["compiled_busy"]),
         ),
     )
 
@@ -82,7 +82,7 @@ def model(table: DataFrame) -> Answer:
         verdict=work or step,
         more=say(
             step if work else "",
-            "For {row[label]} in {row[precision]} compiling costs {row[cost]:s} and pays off after {row[pays]} steps.",
+            "For {row[label]} in {row[precision]}, compiling costs {row[cost]:s} and pays off after {row[pays]} steps.",
             row=last(told[told["pays"] != "never"]),
         ),
         evidence=Captioned(
@@ -96,9 +96,8 @@ def model(table: DataFrame) -> Answer:
             },
         ),
         reason=say(
-            "The eager step launches {fewer:times} as many kernels and copies (median), which matters if the host "
-            "is slow.",
-            fewer=pairs["fewer"].median(),
+            "The eager step launches {fewer:span times} as many kernels and copies, which matters if the host is slow.",
+            fewer=least_and_most(pairs["fewer"]),
         ),
     )
 
@@ -123,35 +122,41 @@ def both_ways(rows: DataFrame, tried: DataFrame) -> DataFrame:
         host_bound = bool(eager["host_bound"] or fast["host_bound"])
         told = "–" if cost is None or host_bound else "never" if pays is None else str(pays)
         line |= {"cost": cost, "pays": told, "gain": eager["step"] / fast["step"], "host_bound": host_bound}
+        line |= {"speed": against(fast, eager)}
         line |= {"work": ratio(eager["device_busy"], fast["device_busy"])}
         lines.append(line | {"fewer": ratio(eager["launches"], fast["launches"])})
-    numbers = ["host_bound", "gain", "work", "fewer", "pays"]
+    numbers = ["host_bound", "gain", "speed", "work", "fewer", "pays"]
     return DataFrame(lines, columns=[*dict.fromkeys([*numbers, *(name for line in lines for name in line)])])
 
 
 def work_sentence(pairs: DataFrame) -> Typst:
     """How much compiling reduces the device's time, which does not depend on the host."""
     gains = [
-        say("{gain:times} in {name}", gain=select(pairs, precision=name)["work"].median(), name=name)
+        say("{gain:span times} ({name})", gain=least_and_most(select(pairs, precision=name)["work"]), name=name)
         for name in reversed(PRECISIONS)
     ]
-    return say("Compiling cuts the device’s work per training step by {gains:listing} (medians).", gains=gains)
+    return say("Eager steps need {gains:listing} the device time of compiled ones.", gains=list(filter(None, gains)))
 
 
 def step_sentence(told: DataFrame, cells: int) -> Typst:
     """The gain of the whole step, if it is decided."""
     if not cells:
         return say("No step was timed both eager and compiled.")
-    gain = told["gain"].median()
-    quick, slow = BOTH[::-1] if gain > 1 else BOTH
-    kind = f"{len(told)} of {cells} cells; the others are host-bound"
-    return say(
-        "The {quick} step is {gain:times} as fast as the {slow} one ({kind}).",
-        quick=quick,
-        slow=slow,
-        gain=max(gain, 1 / gain),
-        kind=kind if len(told) < cells else median_of(cells, "cell"),
-    ) or say("No step is compared: all of {cells} are host-bound.", cells=count(cells, "cell"))
+    quick, slow, gains = faster_one(told["gain"])
+    others = f"{len(told)} of {cells} cells; the others are host-bound"
+    where = say("({where})", where=others if len(told) < cells else count(cells, "cell"))
+    if len(told) == 1:
+        return told["speed"].iloc[0].sentence("the compiled step", "the eager one", where)
+    words = "The {quick} step is {gains:span times} as fast as the {slow} one {where}."
+    return say(words, quick=quick, slow=slow, gains=gains, where=where) or say(
+        "No step is compared: all of {cells} are host-bound.", cells=count(cells, "cell")
+    )
+
+
+def faster_one(gains: Series) -> tuple[str, str, tuple[float, float]]:
+    """The way that is faster in the median, the other one, and the range of their ratios; NaN without any."""
+    quick, slow = BOTH[::-1] if gains.median() > 1 else BOTH
+    return quick, slow, least_and_most(gains if quick == BOTH[1] else 1 / gains)
 
 
 def compile_seconds(step: Series) -> float | None:

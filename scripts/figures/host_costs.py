@@ -53,7 +53,7 @@ def draw_processes(axes: Axes, rows: DataFrame) -> None:
     axes.set_ylim(bottom=0)
     axes.set(
         title=f"{first['label']}, {first['precision']}{', host-bound' if first['host_bound'] else ''}",
-        xlabel="launch",
+        xlabel="run",
         ylabel="step / ms",
     )
     axes.grid(axis="x", visible=False)

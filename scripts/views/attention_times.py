@@ -11,7 +11,7 @@ from cs336_systems.compare.speed import host_bound
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.implementations import PARAMETER
 from cs336_systems.record.rows import parameters
-from scripts.rendering.answer import NOTHING, say
+from scripts.rendering.answer import NOTHING, least_and_most, say
 from scripts.rendering.markup import Typst
 from scripts.views.attention_calls import PASSES
 from scripts.views.cells import side_by_side
@@ -25,6 +25,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "Many heads, no mask": {"many": True, "causal": False},
 }
 """The kinds of shapes in which implementations are compared, besides the leaderboard's."""
+ENOUGH = 3
+"""Number of shapes from which their median is quoted."""
 
 
 def timed_calls(table: DataFrame) -> DataFrame:
@@ -86,6 +88,8 @@ class Score:
     cells: int
     ratio: float | None
     """The median of the other's time over ours."""
+    ratios: tuple[float, float] = (nan, nan)
+    """The median twice; of fewer than ENOUGH shapes, the smallest and the largest ratio."""
 
     @property
     def counts(self) -> list[int]:
@@ -106,16 +110,22 @@ class Score:
             return say(words, where=where, other=other, n=self.counts)
         named = f"{other}, {aside}" if aside else other
         if self.wins > self.losses:
-            return say("{where}: ours is {gain:times} as fast as {other}.", where=where, gain=self.ratio, other=named)
-        other = f"{named}," if aside else other
-        return say("{where}: {other} is {gain:times} as fast as ours.", where=where, gain=1 / self.ratio, other=other)
+            words = "{where}: ours is {gains:span times} as fast as {other}."
+            return say(words, where=where, gains=self.ratios, other=named)
+        words, gains = (
+            "{where}: {other} is {gains:span times} as fast as ours.",
+            (1 / self.ratios[1], 1 / self.ratios[0]),
+        )
+        return say(words, where=where, gains=gains, other=f"{named}," if aside else other)
 
 
 def score(met: DataFrame) -> Score:
     """The score of some duels."""
     faster = list(met["faster"])
-    ratio = float(met["ratio"].median()) if len(met) else None
-    return Score(sum(each is True for each in faster), sum(each is False for each in faster), len(met), ratio)
+    ratio = float(met["ratio"].median())
+    ratios = least_and_most(met["ratio"]) if len(met) < ENOUGH else (ratio, ratio)
+    wins, losses = (sum(each is way for each in faster) for way in (True, False))
+    return Score(wins, losses, len(met), ratio if len(met) else None, ratios)
 
 
 def strongest(met: DataFrame, names: Iterable[str]) -> str | None:

@@ -5,6 +5,7 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
 from cs336_systems.record.measurement import parse_samples
+from scripts.rendering.answer import least_and_most
 from scripts.rendering.grid import grid
 from scripts.rendering.markup import Table
 from scripts.views.comparison import compared, described
@@ -53,19 +54,20 @@ def same_step(end_to_end: DataFrame, data_parallel: DataFrame) -> DataFrame:
     return pandas.concat(kept, ignore_index=True) if kept else both
 
 
-def busy_shares(data_parallel: DataFrame) -> tuple[str, float, float] | None:
-    """The largest model whose bf16 baseline was profiled eager and replayed, and the device's busy shares."""
+def busy_shares(data_parallel: DataFrame) -> tuple[str, tuple[float, float], tuple[float, float]] | None:
+    """The largest model whose bf16 baseline was profiled eager and replayed, and the range of the device's busy shares
+    in each.
+    """
     rows = select(data_parallel, wrapper=BASELINE, precision="bf16", kind="")
     wide = rows.pivot_table(index=["label", "size", "compiled", "processes"], columns="metric", values="median")
     if not {"device_busy", "timeline_length"} <= set(wide):
         return None
-    every = (wide["device_busy"] / wide["timeline_length"]).groupby(["label", "size", "compiled"]).median()
-    shares = every.unstack("compiled").reindex(columns=[False, True]).dropna()
-    if not len(shares):
+    share = wide["device_busy"] / wide["timeline_length"]
+    both = share.unstack("compiled").reindex(columns=[False, True]).dropna().reset_index()
+    if not len(both):
         return None
-    last = size_order(shares.reset_index())[-1]
-    found = shares.xs(last, level="size")
-    return str(found.index[0]), float(found[False].iloc[0]), float(found[True].iloc[0])
+    found = select(both, size=size_order(both)[-1])
+    return str(found["label"].iloc[0]), least_and_most(found[False]), least_and_most(found[True])
 
 
 def host_table(table: DataFrame) -> tuple[str, Table]:

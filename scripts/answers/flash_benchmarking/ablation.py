@@ -2,7 +2,7 @@
 
 from pandas import DataFrame, Series
 
-from scripts.rendering.answer import Answer, Captioned, say
+from scripts.rendering.answer import Answer, Captioned, least_and_most, say
 from scripts.rendering.markup import Table, fixed_point
 from scripts.views.data import one, select
 from scripts.views.spread import legend, mark, marked
@@ -29,13 +29,14 @@ def ablation(table: DataFrame) -> Answer:
         return Answer("Design decisions", missing="Not measured: the kernels need a GPU.")
     costs = [
         say(
-            "In {name} the largest slow-down is from _{costly}_: {gain:times} the time (median).",
+            "In {name}, _{costly}_ costs most: {gain:span times} the time.",
             name=name,
             costly=DECISIONS.get(str(medians.idxmax())) if len(medians) else None,
-            gain=medians.max(),
+            gain=least_and_most(worth.get_group(medians.idxmax())) if len(medians) else None,
         )
         for name, own in rows.items()
-        for medians in [worths(own).groupby("without")["worth"].median()]
+        for worth in [worths(own).groupby("without")["worth"]]
+        for medians in [worth.median()]
     ]
     shown = ablation_table(rows)
     lengths = [f"{name}: {own['heads'].max()} heads of {own['sequence'].max()} tokens" for name, own in rows.items()]

@@ -14,6 +14,7 @@ from scripts.views.data import measured_gpu, one, reason, select, statistic
 from scripts.views.spread import legend, mark, marked
 
 REFERENCE_D = 64
+HIDDEN = {NONE: f"{NONE}: host-bound, so the device's time is unknown"}
 
 
 def against_plain(table: DataFrame, cells: DataFrame, found: Mapping[str, Any]) -> Answer:
@@ -48,10 +49,10 @@ def against_plain(table: DataFrame, cells: DataFrame, found: Mapping[str, Any]) 
             "" if cell is None else memory(alone, ours, cell),
             in_fp32(met, other),
         ),
-        evidence=Captioned(shown[d], captions[d]),
+        evidence=Captioned(shown[d], captions[d], legend=HIDDEN),
         reason="" if other is None else units(table),
         details=[
-            *(Captioned(grid, captions[each]) for each, grid in shown.items() if each != d),
+            *(Captioned(grid, captions[each], legend=HIDDEN) for each, grid in shown.items() if each != d),
             "flash_throughput",
         ],
     )

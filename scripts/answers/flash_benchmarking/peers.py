@@ -7,7 +7,7 @@ from scripts.rendering.answer import Answer, Captioned, say
 from scripts.rendering.grid import crossed
 from scripts.rendering.markup import Table, Typst
 from scripts.views.attention_calls import OURS, titles, with_kernels_for_hopper
-from scripts.views.attention_times import KINDS, duels, score, strongest
+from scripts.views.attention_times import ENOUGH, KINDS, duels, score, strongest
 from scripts.views.data import select
 from scripts.views.own import own_rows
 
@@ -26,13 +26,14 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
     rival = str(strongest(kinds[main], LIBRARIES))
     names = titles(table)
     scores = {kind: score(select(rows, implementation=rival)) for kind, rows in kinds.items()}
+    by_median = all(found.cells >= ENOUGH for found in scores.values())
     return Answer(
         asked="Against the libraries",
         verdict=scores[main].sentence(names[rival], main, "the fastest library measured"),
         more=say(
             *(found.sentence(names[rival], kind) for kind, found in scores.items() if kind != main),
             "Medians of {cells:listing} shapes.",
-            cells=[str(scores[kind].cells) for kind in dict.fromkeys([main, *scores])],
+            cells=[str(scores[kind].cells) for kind in dict.fromkeys([main, *scores])] if by_median else None,
         ),
         evidence=[
             "flash_training",

@@ -38,7 +38,7 @@ def answers(tables: Tables) -> Found:
             "autocast": autocast(plain, context),
             "largest": largest(select(plain, mode="forward", precision="fp32", context=context), context),
         }
-    row = first(table)
+    row = first(select(table, metric="peak_allocated"))
     model = say("{row[label]} at batch {row[batch_size]}", row=row)
     return {**found, **block(tables["block_memory"]), "model": model}
 

@@ -59,7 +59,7 @@ def largest(cell: DataFrame, context: int) -> Answer:
         ),
         reason=facts.say(
             "The stack traces of the {shown} largest groups point to {places:listing}. Of {groups}, {kept} are kept "
-            "for the backward pass ({size:GiB}); the others are released within a block. In the backward pass, "
+            "for the backward pass ({size:GiB}); the others are released before it begins. In the backward pass, "
             "autograd's own threads allocate; they run no Python, so there are no traces.",
             places=list(dict.fromkeys(rows["place"][:SHOWN])),
             groups=count(len(rows), "group"),

@@ -74,7 +74,7 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
             say("{hits} of {all} in {name}", hits=int(own["matmul"].sum()), all=count(len(own), "size"), name=name)
             for name, own in (rows.groupby("precision", sort=False) if lines else ())
         ],
-        same=sum(same),
+        same=sum(same) or "none",
         cells=count(len(same), "cell") if same else None,
     )
     return Answer(
@@ -147,11 +147,12 @@ def limits(close: DataFrame, table: DataFrame) -> Typst:
         rates = [each.flops / gpu.flops(precision) for each in fast if gpu]
         sentences.append(
             say(
-                "In {precision} (@fig-roofline), operations with fewer than {ridge:sig} FLOPs per byte are "
-                "memory-bound: {slow:listing} move their bytes at {moved:span percent} of the peak bandwidth"
+                "In {precision} (@fig-roofline), memory bandwidth is the roof for operations with fewer than "
+                "{ridge:sig} FLOPs per byte: {slow:listing} move their bytes at {moved:span percent} of it"
                 + (", partly from L2." if max(moved, default=0.0) > COPIED else "."),
-                "The rest is compute-bound: {fast:listing} reach {rates:span percent} of the peak rate.",
-                "FlashAttention reaches {ours:percent} of it, not counting exponentials.",
+                "The peak rate is the roof for the rest: {fast:listing} reach {rates:span percent} of it.",
+                "FlashAttention (the largest model and context profiled with it) reaches {ours:percent}, not counting "
+                "exponentials.",
                 precision=precision,
                 ours=ours.flops / gpu.flops(precision) if ours and gpu else None,
                 ridge=ridge,
@@ -198,7 +199,7 @@ def softmax(here: DataFrame, close: DataFrame) -> Answer:
         more=say(
             "In fp32 it is {row[time]:times}.",
             "In bf16 it takes longer than both matmuls together at {longer} of {sizes}.",
-            longer=int(longer.sum()),
+            longer=int(longer.sum()) or None,
             sizes=count(len(longer), "size") if len(longer) else None,
             row=one(quoted, precision="fp32") if len(quoted) > 1 else None,
         ),
