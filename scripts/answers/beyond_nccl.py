@@ -66,8 +66,8 @@ def gain(table: DataFrame, rows: DataFrame, found: Sequence[Duel]) -> Answer:
             "kernels of our best buckets (@sec-ddp_bucketed_benchmarking), it takes {slowed[stretched]:ms} longer. "
             "So most of the slow-down comes from kernels on the SMs, not from the bytes, although copies share HBM "
             "and L2 with compute.",
-            "It allocates {own[outside_memory]:gib} outside PyTorch's allocator; the buckets take "
-            "{buckets[peak_memory] - own[peak_memory]:gib} inside.",
+            "Symmetric memory takes {own[outside_memory]:gib} outside PyTorch's allocator; the buckets take "
+            "{buckets[peak_memory] - own[peak_memory]:gib} inside it.",
             against_baseline(largest, f"symmetric memory ({largest['cell']})"),
             yours(cell, {"our best": list(OURS), "PyTorch's best": PYTORCH}),
         ],

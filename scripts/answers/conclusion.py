@@ -15,6 +15,7 @@ from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, T
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst, percent
 from scripts.views.comparison import contenders, device_bound, duels, fastest
+from scripts.views.comparison_tables import missing
 from scripts.views.data import PRECISIONS, first, last, select
 from scripts.views.data_parallel import OURS, against_baseline
 from scripts.views.fsdp import OURS as OUR_FSDP
@@ -48,9 +49,11 @@ def answers(tables: Tables) -> Found:
     work = first(wrappers)
     steps = [] if work is None else [*one_device(tables, dict(work[WORK])), *several_devices(wrappers)]
     found, alone = scaling(tables), one_gpu(tables["training_ladder"])
+    why = missing(tables["data_parallel"])
+    why = "Cannot be decided: no steady, device-bound step without communication." if work is not None else why
     return {
         "helped": helped(DataFrame(steps), work, alone),
-        "scaling": weak_scaling(found, wrappers),
+        "scaling": weak_scaling(found, wrappers, why),
         "advice": advice(tables, DataFrame(steps), found, alone),
     }
 
@@ -139,10 +142,10 @@ def helped(steps: DataFrame, work: Series | None, one: Facts) -> Answer:
     facts = Facts(begin=begin, alone=alone, best=best if len(told) > 1 else None, ranks=count(ranks, "GPU"), work=work)
     return Answer(
         asked="What helped",
-        missing="Not measured: no device-bound training step of several devices, nor two rungs on one.",
+        missing="Not compared: it needs device-bound steps on several GPUs, or two rungs of training_ladder.",
         verdict=facts.say(
-            "{work[size]} trains at {best[tokens]:whole} tokens/s on {ranks}, {best[tokens] / begin[tokens]:times} "
-            "{begin[title]} on one."
+            "{work[size]} trains at {best[tokens]:whole} tokens/s on {ranks}, {best[tokens] / begin[tokens]:times} as "
+            "fast as in {begin[title]} on one."
         )
         or one.say(CLIMB),
         more=facts.say(
@@ -152,7 +155,10 @@ def helped(steps: DataFrame, work: Series | None, one: Facts) -> Answer:
             else ""
         ),
         evidence=Captioned(grid(steps, CHAIN, text_columns=2), caption),
-        reason=one.say(CLIMB if work is not None else "", "After bf16, most is saved there by {later:listing}."),
+        reason=one.say(
+            CLIMB if work is not None else "",
+            "Of the rungs in its fastest step, {later:listing} save the most after bf16.",
+        ),
     )
 
 
@@ -188,7 +194,7 @@ def state_sharded(table: DataFrame) -> Typst:
     )
 
 
-def weak_scaling(found: DataFrame, wrappers: DataFrame) -> Answer:
+def weak_scaling(found: DataFrame, wrappers: DataFrame, why: str) -> Answer:
     """The best wrapper's efficiency by number of ranks."""
     known = found[found["step"].isin(wrappers["median"])]
     means = known[known["contender"].isin(OURS)].groupby("contender")["efficiency"].mean()
@@ -203,7 +209,7 @@ def weak_scaling(found: DataFrame, wrappers: DataFrame) -> Answer:
     facts = Facts(most=most, cells=efficiencies(best), noun="GPUs" if on_gpu else "processes", theirs=PYTORCHS)
     return Answer(
         asked="Weak scaling",
-        missing="Not measured: no device-bound, steady step without communication.",
+        missing=why,
         verdict=facts.say("Weak scaling reaches {cells:listing} {noun} with {most[title]}."),
         more=facts.say(
             "That is {most[panel]}, against the same step without communication; {theirs} reaches {others:listing}.",
@@ -211,7 +217,7 @@ def weak_scaling(found: DataFrame, wrappers: DataFrame) -> Answer:
         ),
         evidence=["weak_scaling"] if on_gpu else [],
         details=[] if on_gpu else ["weak_scaling"],
-        reason="" if row is None else against_baseline(row, row["title"]),
+        reason="" if row is None else against_baseline(row, f"{row['title']} ({row['cell']})"),
     )
 
 
@@ -235,8 +241,8 @@ def advice(tables: Tables, steps: DataFrame, found: DataFrame, one: Facts) -> An
         or one.say("Start with {most:listing}: nothing else shortens {top[label]}'s step as much."),
         more=facts.say(
             state_sharded(tables["optimizer_sharding"]),
-            "If weights do not fit, _{fsdp[title]}_ keeps {fsdp[efficiency]:percent} of the speed ({fsdp[panel]}, "
-            "{fsdp[processes]} ranks).",
+            "If weights do not fit, use _{fsdp[title]}_: where they fit ({fsdp[panel]}, {fsdp[processes]} ranks), it "
+            "keeps {fsdp[efficiency]:percent} of the speed.",
         ),
         reason=facts.say(
             "Launched kernel by kernel in bf16 (@sec-training_ladder), a step takes {steps:listing}.",

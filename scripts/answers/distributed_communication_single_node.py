@@ -102,8 +102,10 @@ def interaction(cells: DataFrame, fits: Lines) -> Answer:
         ),
         reason=say(
             *(growth(select(cells, backend=each), fits) for each in BACKENDS),
-            "The points deviate from their lines by at most {row[residual]:sig} % (root mean square over a line's "
-            "sizes; worst: {row[backend]}, n = {row[n]}).",
+            "The points deviate from their lines by up to {row[residual]:sig} % (root mean square over a line's sizes; "
+            "{row[backend]}, n = {row[n]})."
+            if len(found) > 1
+            else "The points deviate from the line by {row[residual]:sig} % (root mean square).",
             "The algorithm that NCCL chose is not recorded." if BACKENDS["nccl"] in set(cells["name"]) else "",
             row=last(found.dropna(subset="residual").sort_values("residual")) if len(found) else None,
         ),

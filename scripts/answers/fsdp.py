@@ -6,11 +6,21 @@ from cs336_systems.compare.speed import SAME
 from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.limits import AHEAD, REDUCTIONS
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say, tell
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, least_and_most, say, tell
 from scripts.rendering.grid import Columns
 from scripts.rendering.markup import Tile, escape, times
 from scripts.views.closed_forms import sized
-from scripts.views.comparison import Duel, contenders, device_bound, duels, fastest, first_cell, traced_cell, yours
+from scripts.views.comparison import (
+    Duel,
+    cells_of,
+    contenders,
+    device_bound,
+    duels,
+    fastest,
+    first_cell,
+    traced_cell,
+    yours,
+)
 from scripts.views.comparison_tables import MEMORY, STARS, STEP, contender_table, missing, setting
 from scripts.views.data import first, select, size_order
 from scripts.views.data_parallel import against_baseline, elsewhere, why_untold
@@ -121,13 +131,13 @@ def whole(table: DataFrame, rows: DataFrame) -> Answer:
     """The cost and the saving of sharded weights, in the first device-bound cell that has both."""
     found = duels(rows, OURS, [WHOLE])
     if not found:
-        return Answer("Against whole weights", missing=why_untold(table, rows))
+        return Answer("Against unsharded weights", missing=why_untold(table, rows))
     own, other, gain = found[0].first, found[0].other, found[0].speed
     state, plain = (first(select(rows, cell=own["cell"], contender=name)) for name in (SHARDED_STATE, BASELINE))
     facts = Facts(own=own, other=other, state=state, plain=plain, share=gain.share)
     less, more = "{share:percent} shorter than", "{share:percent} longer than"
     return Answer(
-        asked="Against whole weights",
+        asked="Against unsharded weights",
         missing="Peak memory is counted on GPUs only.",
         verdict=facts.say(
             "FSDP takes {own[memory]:gib} per rank, unsharded weights {plain[memory]:gib} ({own[cell]})."
@@ -144,24 +154,26 @@ def whole(table: DataFrame, rows: DataFrame) -> Answer:
 
 
 def hidden(table: DataFrame, rows: DataFrame) -> Answer:
-    """The share of the collectives that overlaps with compute in a device-bound profiled step."""
-    cell = traced_cell(device_bound(rows))
-    own = fastest(cell[cell["gather"].notna()], OURS)
-    profiled = rows[rows["gather"] > 0]
-    told = contender_table(FullyShardedTraining, table.iloc[:0], device_bound(profiled), PROFILE)
+    """The share of the collectives that overlaps with compute in device-bound profiled steps."""
+    profiled = device_bound(rows[rows["gather"] > 0])
+    found = [row for cell in cells_of(profiled) if (row := fastest(cell, OURS)) is not None]
+    ours = DataFrame(found, columns=rows.columns)
+    own = fastest(traced_cell(device_bound(rows)), OURS)
     return Answer(
         asked="Hidden communication",
         missing=not_profiled(table, rows, "step"),
         verdict=say(
-            "{own[gather_hidden]:percent} of all-gather time and {own[scatter_hidden]:percent} of reduce-scatter time "
-            "overlap with compute.",
-            own=own,
+            "{gather:span percent} of all-gather time and {scatter:span percent} of reduce-scatter time overlap with "
+            "compute.",
+            gather=least_and_most(ours["gather_hidden"]),
+            scatter=least_and_most(ours["scatter_hidden"]),
         ),
-        more=say("Measured with _{own[title]}_, {own[cell]}.", own=own),
+        more=say("Measured with _FSDP (ours)_ at its fastest: {cells}.", cells="; ".join(ours["cell"])),
         evidence=Captioned(
-            told, "Collectives in a profiled step on rank 0, device-bound cells, including waits for other ranks."
+            contender_table(FullyShardedTraining, table.iloc[:0], profiled, PROFILE),
+            "Collectives in a profiled step on rank 0, device-bound cells, including waits for other ranks.",
         ),
-        reason="" if own is None else against_baseline(own, own["title"]),
+        reason="" if own is None else against_baseline(own, f"{own['title']} ({own['cell']})"),
         details="fsdp_timelines",
     )
 
@@ -182,7 +194,7 @@ def largest(table: DataFrame, rows: DataFrame) -> Answer:
     trained = first_cell(shown)
     own = fastest(trained, OURS)
     if own is None:
-        none = "Not measured: at most one model size was trained."
+        none = "Not measured: only one model size was trained."
         return Answer("A larger model", missing=none if len(rows) else missing(table))
     alone = not trained["contender"].isin([BASELINE, WHOLE, SHARDED_STATE]).any()
     only = " No measured configuration trains it with unsharded weights." if alone else ""

@@ -12,7 +12,7 @@ from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.limits import AHEAD, REDUCTIONS
 from scripts.answers.fsdp import fewest_ranks, not_profiled
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, tell
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, significant
 from scripts.views.closed_forms import contender_step
@@ -24,7 +24,7 @@ from scripts.views.units import memory_unit
 
 MEMORY: dict[str, dict[str, str]] = {
     "between steps": {"closed form": "{kept:cut}", "measured": "{between_steps:cut}"},
-    "passing": {"closed form": "{passing:cut}"},
+    "in flight": {"closed form": "{passing:cut}"},
     "peak": {"closed form": "{expected_peak:cut}", "measured": "{peak_memory:cut}"},
 }
 WAITING: Columns = {
@@ -91,8 +91,8 @@ def saving(table: DataFrame, rows: DataFrame) -> Answer:
         missing="Not measured: no fp32 cell has both our FSDP and training without sharding.",
         evidence=Captioned(
             contender_table(FullyShardedTraining, table.iloc[:0], fewest_ranks(kept), columns),
-            "Memory per rank with whole and sharded state: weights and moments between steps, what passes through "
-            "whole, and the peak.",
+            "Memory per rank with unsharded and with sharded state: weights and moments between steps, unsharded "
+            "weights and gradients in flight at the peak, and the peak.",
             legend={"measured": "Measured: once, on rank 0"},
         ),
     )
@@ -102,10 +102,15 @@ def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> Answer
     """(b) Whether weights arrive before their block begins, in the first profiled device-bound cell."""
     passes = rows[rows["contender"].isin(SHARDED) & rows["forward_length"].notna()]
     told = device_bound(passes)
-    own = fastest(first_cell(told), OURS)
+    every = [row for cell in cells_of(told) if (row := fastest(cell, OURS)) is not None]
+    own = every[0] if every else None
     blocks = DataFrame(columns=["late", "pause"]) if own is None else by_block(table, own)
     late = blocks[blocks["late"] > 0]
     first = set(late.index) <= set(range(1 + AHEAD))
+    others = [
+        say("{wait:ms} of {row[forward_length]:ms} ({row[cell]})", row=row, wait=by_block(table, row)["late"].sum())
+        for row in every[1:]
+    ]
     facts = Facts(own=own, late=count(len(late), "unit"), blocks=len(blocks) or None, wait=float(late["late"].sum()))
     return Answer(
         asked="(b) In time",
@@ -116,7 +121,9 @@ def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> Answer
         ),
         more=facts.say(
             "Measured with _{own[title]}_, {own[cell]}.",
+            "In other settings the pass waits for {others:listing}.",
             "Cannot be decided for {cells:listing}: host-bound.",
+            others=others,
             cells=list(passes[passes["host_bound"].astype(bool)]["cell"].unique()),
         ),
         evidence=[
@@ -127,6 +134,7 @@ def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> Answer
                 "(C: the forward pass without communication; W: bus bandwidth of the fastest all-reduce), and in "
                 "one profiled pass on rank 0, with all pauses before units and the share of all-gather time that "
                 "overlaps with compute.",
+                legend={"–": "–: C or W was not measured"},
             ),
         ],
         reason="The first weights always come late, since no compute runs before them." if len(late) else "",

@@ -75,7 +75,7 @@ def share(tables: Tables, table: DataFrame, rows: DataFrame) -> Answer:
             },
         ),
         reason=facts.say(
-            "In other settings communication adds {others:listing}.",
+            "In other settings communication is {others:listing} of the step.",
             "The wrapper all-reduces {naive[messages]:whole} gradients one by one, {naive[communicated]:size} "
             "together.",
             "The line of @sec-distributed_communication_single_node predicts {naive[alone]:ms} for these calls, "

@@ -31,8 +31,8 @@ def answers(tables: Tables) -> Found:
         ),
         more=say(
             "That is {share} of it on {ranks}.",
-            "With PyTorch's `ZeroRedundancyOptimizer` it is at most {excess:percent}.",
-            say("With yours it is at most {excess:percent}.", excess=excess.get(OWN)),
+            "With PyTorch's `ZeroRedundancyOptimizer` it is at most {excess:percent} more.",
+            say("With yours it is at most {excess:percent} more.", excess=excess.get(OWN)),
             share="" if fullest is None else f"{fullest['most_share']:.2f} %",
             ranks="" if fullest is None else ranks_of(fullest),
             excess=theirs,

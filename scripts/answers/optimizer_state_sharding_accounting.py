@@ -151,11 +151,8 @@ def time_answer(table: DataFrame, rows: DataFrame) -> Answer:
         ),
         evidence=Captioned(
             contender_table(OptimizerSharding, in_cell, asked, TIMES),
-            facts.say(
-                "Training steps of {row[label]}: median, 20th and 80th percentile of {row[n]:whole} steps; phases, "
-                "timed apart: medians; the optimizer's has the communication of parameters in it."
-            ),
-            legend=STARS,
+            facts.say("Training steps of {row[label]}: median, 20th and 80th percentile of {row[n]:whole} steps."),
+            legend={"timed separately / ms": "Phases: medians; the optimizer's includes sending parameters", **STARS},
         ),
         reason=facts.say(
             "The optimizer's part takes {own[optimizer]:ms} sharded and {whole[optimizer]:ms} unsharded: a rank "
@@ -166,8 +163,9 @@ def time_answer(table: DataFrame, rows: DataFrame) -> Answer:
         ),
         details=Captioned(
             contender_table(OptimizerSharding, table, rows, TIMES),
-            "The same in every cell; host-bound cells get no verdict.",
+            "The same in every measured cell; only device-bound ones get a verdict.",
             long=True,
+            legend=STARS,
         ),
     )
 
@@ -183,7 +181,8 @@ def zero_answer() -> Answer:
         asked="(c) Against ZeRO stage 1",
         verdict=facts.say("Sharded state takes the memory of ZeRO stage 1, but {sent / zero:times} its communication."),
         more=facts.say(
-            "On {ranks} ranks {state:GiB} of training state each, and {sent:GB} sent per step instead of {zero:GB}."
+            "On {ranks} ranks, each holds {state:GiB} of training state and sends {sent:GB} per step instead of "
+            "{zero:GB}."
         ),
         evidence=Captioned(
             schemes_table(RANKS),

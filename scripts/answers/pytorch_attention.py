@@ -43,14 +43,14 @@ def times(table: DataFrame, cells: DataFrame) -> Answer:
     bound = cells.groupby("sequence")["host_bound"].mean() > 0.5
     longest = select(cells, sequence=cells["sequence"].max())
     spans = {name: [longest[name].min(), longest[name].max()] for name in ("forward", "backward") if len(longest)}
-    facts = Facts(lost=lost, cell=last(cells), d=list(longest["d"]), **{"forward": None, "backward": None, **spans})
+    d = "–".join(dict.fromkeys(str(end) for end in (longest["d"].min(), longest["d"].max())))
+    facts = Facts(lost=lost, cell=last(cells), d=d, **{"forward": None, "backward": None, **spans})
     return Answer(
         asked="Times and limits",
         verdict=facts.say("Plain attention runs out of memory first at {lost[sequence]} tokens, d = {lost[d]}.")
         or facts.say("Nothing runs out of memory up to {cell[sequence]} tokens."),
         more=facts.say(
-            "At {cell[sequence]} tokens, forward takes {forward:span ms} and backward {backward:span ms} (d = "
-            "{d:listing}).",
+            "At {cell[sequence]} tokens, forward takes {forward:span ms} and backward {backward:span ms} (d = {d}).",
             "Twice the tokens take {growth:times} the time (d = {cell[d]}).",
             "Up to {most:whole} tokens most cells are host-bound.",
             growth=growth(cells),

@@ -2,6 +2,7 @@
 alone.
 """
 
+from collections.abc import Sequence
 from math import nan
 from typing import Any
 
@@ -136,7 +137,7 @@ def tiles(found: Found) -> list[Tile]:
     best, begin = fastest(ladder), ladder.iloc[0]
     meaning = say(
         "the fastest training step of {model}: {best[utilization]:percent} of the bf16 peak, and "
-        "{begin[step] / best[step]:times} as fast as the first rung ({begin[title]})",
+        "{begin[step] / best[step]:times} as fast as the first rung that fits (_{begin[title]}_)",
         model=sized(best),
         best=best,
         begin=begin,
@@ -154,8 +155,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
     )
     lost = out_of_memory(table, found[-1]) if found else []
     machine, parts = measured_machine({"": table}), floor_of(table, best)
-    watts = best["energy"] / (best["step"] / 1e3) if best is not None else None
-    facts = Facts(best=best, begin=begin, machine=machine, parts=parts, lost=lost, watts=watts)
+    facts = Facts(best=best, begin=begin, machine=machine, parts=parts, lost=italic(lost), **steady_state(best))
     return Answer(
         asked="How fast",
         verdict=facts.say(
@@ -165,8 +165,9 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
         or facts.say("One {machine} trains {best[label]} at {best[tokens]:whole} tokens/s: {best[step]:ms} per step."),
         more=facts.say(
             "A step has {best[batch_size]} × {best[context]} tokens; it is {begin[step] / best[step]:times} as fast as "
-            "the first rung that fits ({begin[title]}).",
-            "It draws {watts:whole} W; the first steps, on a cooler GPU, take {best[first_steps]:ms}.",
+            "the first rung that fits (_{begin[title]}_).",
+            "In steady state it draws {watts:whole} W.",
+            "The first steps, on a cooler GPU, take {first}.",
         ),
         reason=facts.say(
             "Timed alone in the same job (@fig-ladder), the parts of a bf16 step take {parts[floor]:ms}: matmuls "
@@ -189,6 +190,22 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
         ),
         missing=missing,
     )
+
+
+def steady_state(best: Series | None) -> dict[str, Any]:
+    """The power of a step in W, if it was timed in steady state, like its energy; its first steps, if they differ."""
+    if best is None or not measured(best["first_steps"]):
+        return {"watts": None, "first": None}
+    first = milliseconds(best["first_steps"])
+    return {
+        "watts": 1e3 * best["energy"] / best["step"],
+        "first": first if first != milliseconds(best["step"]) else None,
+    }
+
+
+def italic(titles: Sequence[str]) -> list[Typst]:
+    """Titles of rungs, which have commas and conjunctions of their own, for a list."""
+    return [say("_{title}_", title=title) for title in titles]
 
 
 def floor_of(table: DataFrame, row: Series | None) -> Series | None:
@@ -219,7 +236,7 @@ def sizes(rungs: DataFrame, found: list[DataFrame]) -> Answer:
     facts = Facts(**spans, cells=count(len(best), "cell"), wall=(best["step"] / best["device_busy"]).max())
     return Answer(
         asked="All sizes",
-        verdict=facts.say("The fastest steps reach {utilization:span percent} of the bf16 peak ({cells})."),
+        verdict=facts.say("At its fastest, training reaches {utilization:span percent} of the bf16 peak ({cells})."),
         evidence=[
             Captioned(
                 grid(best, SIZES, text_columns=2),
@@ -230,8 +247,8 @@ def sizes(rungs: DataFrame, found: list[DataFrame]) -> Answer:
             published(fastest(found[-1]) if found else None),
         ],
         reason=facts.say(
-            "They take {over:span times} the time of their parts alone, and at most {wall:times} the device's busy "
-            "time.",
+            "A cell's fastest step takes {over:span times} the time of its parts alone, and at most {wall:times} the "
+            "device's busy time.",
             in_fp8(rungs, fastest(found[-1])) if found else "",
         ),
     )
@@ -248,9 +265,9 @@ def published(best: Series | None) -> Captioned:
         rows.loc[len(rows)] = ours | {"tokens": best["tokens"], "counted": best["mfu"]}
     return Captioned(
         grid(rows, PUBLISHED, text_columns=2),
-        "Utilization in bf16, as published (with attention's scores in full, but for LLMQ), and by this report's count "
-        "where the tokens/s of an accelerator are published. LLMQ updates weights every 524 288 tokens, this step "
-        "every batch.",
+        "Utilization in bf16, as published (with attention's scores in full, except LLMQ's), and by this report's "
+        "count where the tokens/s of an accelerator are published. LLMQ updates weights every 524 288 tokens, this "
+        "step every batch.",
     )
 
 
@@ -326,28 +343,28 @@ def advice(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer
         left=left_out(rungs, found),
         worth=WORTH,
         saved=[milliseconds(row["gain"]) for row in order[:start]],
-        must=must,
+        must=italic(must),
     )
     return Answer(
         asked="What to do first",
         verdict=facts.say("For {size}, start with {must:listing}: without them it does not fit.")
-        or facts.say("For {size}, start with {order:listing}.", order=[row["title"] for row in order[:2]]),
+        or facts.say("For {size}, start with {order:listing}.", order=italic([row["title"] for row in order[:2]])),
         more=facts.say(
             "They save {saved:listing}.",
             "Then add the rungs that save at least {worth:percent} of a step: {order:listing}.",
-            order=[row["title"] for row in order[start:]],
+            order=italic([row["title"] for row in order[start:]]),
         ),
         evidence=Captioned(
             crossed(
                 every, "title", "label", {"gain / ms": "{gain:.1f}{untold:star}", "expected / ms": "{expected:.1f}"}
             ),
-            "The share of the previous step that each rung saves (fused passes: of the eager step), and its closed "
-            "form at the rates measured in the same job. *: closer than the spread, or host-bound; –: no closed "
-            "form, or not measured.",
+            "What each rung saves of the previous step (fused passes: of the eager step), and its closed form at the "
+            "rates measured in the same job. *: on par within the spread, or host-bound; –: no closed form, or not "
+            "measured.",
         ),
         reason=facts.say(
             NOTHING if ladder is None else instead_of_the_compiler(ladder),
-            "Removing one of them from the last rung of {size} would cost: {left:listing}.",
+            "Removing a single rung from the full ladder of {size} costs {left:listing}.",
             "The closed forms count the work that a rung removes: FLOPs at the rate of the matmuls alone, bytes at "
             "a copy's speed. For the graph, they count the time for which the device waited for the host in the "
             "previous step. For the update during the backward pass, they count the whole update, as if it were "
@@ -376,7 +393,7 @@ def left_out(rungs: DataFrame, found: list[DataFrame]) -> list[Any]:
     if last is None:
         return []
     return [
-        say("{title} {cost:ms}", title=RUNGS[taken].title, cost=row["step"] - last["step"])
+        say("{cost:ms} (_{title}_)", title=RUNGS[taken].title, cost=row["step"] - last["step"])
         for _, row in cell.iterrows()
         if (taken := RUNGS[row["rung"]].without) and against(row, last).faster is False
     ]

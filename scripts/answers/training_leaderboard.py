@@ -5,9 +5,8 @@ forms.
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting import leaderboard
-from cs336_systems.accounting.peak_memory import peak, with_fewest_recomputed
+from cs336_systems.accounting.peak_memory import peak
 from cs336_systems.accounting.units import BYTES, MIB
-from cs336_systems.experiments.leaderboard import usable
 from cs336_systems.measure.gpus import gpu_of, listed
 from cs336_systems.sizes import parse_size
 from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, say
@@ -157,7 +156,7 @@ def derived() -> Answer:
         ),
         say("Two {gpu}s would need at least {least:s}.", gpu=short(OTHER_GPU), least=other),
         evidence=Captioned(memory_table(), MEMORY, closed_form=True),
-        reason=say(work(), chosen(leaderboard.GPU), chosen(OTHER_GPU)),
+        reason=work(),
     )
 
 
@@ -172,20 +171,6 @@ def work() -> Typst:
         "a {gpu} is {peak.bf16 / tera:TFLOP/s} ({peak.source}).",
         work=total / 1e15,
         tera=1e12,
-    )
-
-
-def chosen(gpu: str) -> Typst:
-    """How many blocks a rank recomputes if it may use the GPU's whole memory."""
-    sheet = gpu_of(gpu)
-    if sheet is None:
-        return NOTHING
-    step = with_fewest_recomputed(leaderboard.RANK, usable(sheet.memory))
-    if peak(step).total > usable(sheet.memory):
-        return NOTHING
-    facts = Facts(size=sheet.memory / GB, gpu=short(gpu), again=step.recomputed, layers=step.shape.num_layers)
-    return facts.say(
-        "With the {size:GB} of the {gpu}'s data sheet, {again} of {layers} blocks are recomputed, but for attention."
     )
 
 

@@ -72,6 +72,7 @@ def setting(kind: Kind, table: DataFrame, rows: DataFrame) -> dict[str, Any] | N
         "steps": int(row["steps"]),
         "warmup": int(row["warmup"]),
         "n": int(rows["n"].max()),
+        "bf16": "bf16" in set(rows["precision"]),
         "compiled": "compiled" in rows and bool(rows["compiled"].any()),
         "profiled": bool(rows["timeline_length"].notna().any()),
         "not_profiled": skipped["message"].iloc[0] if len(skipped) else "",

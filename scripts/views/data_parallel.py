@@ -11,7 +11,7 @@ from scripts.rendering.answer import Answer, Captioned, Evidence, Facts, say
 from scripts.rendering.grid import NONE, cut, grid
 from scripts.rendering.markup import Typst
 from scripts.views.comparison import OWN, Duel, compared, contenders, device_bound, fastest, names_in, preferred_cells
-from scripts.views.comparison_tables import COLUMNS, contender_table, missing
+from scripts.views.comparison_tables import COLUMNS, STARS, contender_table, missing
 
 OURS = {each.name: each.title for each in CONTENDERS if each.in_verdicts}
 """This project's wrappers, and their names for readers."""
@@ -128,7 +128,9 @@ def duel_answer(
 def every_row(table: DataFrame, rows: DataFrame) -> Captioned:
     """All measured rows of wrappers, including host-bound cells."""
     shown = contender_table(DataParallelTraining, table, rows, COLUMNS)
-    return Captioned(shown, "All wrappers in every measured cell, including host-bound ones.", long=True)
+    return Captioned(
+        shown, "All wrappers in every measured cell; only device-bound ones get a verdict.", True, legend=STARS
+    )
 
 
 def why_untold(table: DataFrame, rows: DataFrame) -> str:
@@ -148,7 +150,7 @@ def elsewhere(found: Sequence[Duel]) -> Typst:
 def _outcome(duel: Duel) -> Typst:
     speed = duel.speed
     if speed.faster is None or speed.ratio is None:
-        return say("a tie ({cell})", cell=duel.cell)
+        return say("{verdict} ({cell})", verdict=speed.why or "on par", cell=duel.cell)
     if speed.faster:
         return say("{ratio:times} ({cell})", ratio=speed.ratio, cell=duel.cell)
     return say("slower, {ratio:times} the time ({cell})", ratio=1 / speed.ratio, cell=duel.cell)

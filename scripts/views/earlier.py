@@ -16,4 +16,4 @@ def earlier_cells(kind: Kind, table: DataFrame) -> set[str]:
 
 def of_earlier_code(kind: Kind, table: DataFrame) -> Typst:
     """The sentence that names such cells."""
-    return say("Earlier code measured: {cells}.", cells="; ".join(sorted(earlier_cells(kind, table))) or None)
+    return say("Measured with earlier code: {cells}.", cells="; ".join(sorted(earlier_cells(kind, table))) or None)

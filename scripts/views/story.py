@@ -41,7 +41,7 @@ def machine(tables: Tables) -> Typst:
     row, gpu = rows.sort_values("utc").iloc[-1], gpu_of(rows["gpu"].iloc[0])
     counts = [str(count) for count in sorted({int(count) for count in rows["gpu_count"] if count})]
     return say(
-        f"{{counts:listing}} {{gpu}} with {{memory:GB}}{'' if counts == ['1'] else ' each'}, {{cpu}}."
+        f"{{counts:listing}} × {{gpu}} with {{memory:GB}}{'' if counts == ['1'] else ' each'}, {{cpu}}."
         if row["gpu"]
         else "{cpu}, no GPU.",
         "By the data sheet a GPU computes {sheet.bf16 / tera:TFLOP/s} in bf16 and {sheet.fp32 / tera:TFLOP/s} in fp32, "
@@ -73,8 +73,8 @@ def limits(end_to_end: DataFrame) -> Typst:
         late = rows["host_bound"].mean() > 0.5
         sentences += [
             say(
-                "In {precision}, {who} busy for {busy:span percent} of the time, at {reached:span percent} of its peak"
-                + (": they wait for the host, which launches kernels one by one." if late else "."),
+                "In {precision}, {who} busy for {busy:span percent} of the time, at {reached:span percent} of its peak "
+                "rate" + (": they wait for the host, which launches kernels one by one." if late else "."),
                 precision=precision,
                 who=who,
                 busy=least_and_most(rows["busy"]),

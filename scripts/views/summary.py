@@ -33,8 +33,8 @@ VERSIONS = {
     "python": "Python",
     "seed": "seed",
 }
-UNKNOWN = {"cores": "0"}
-"""Values that say that something was not recorded, besides an empty text."""
+UNKNOWN = {"cores": "0", "gpu_count": "0"}
+"""Values that are not printed, besides an empty text: not recorded, or none."""
 WORDS = {
     "incomplete": "without a metric",
     "oom": "out of memory",

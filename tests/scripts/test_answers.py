@@ -247,12 +247,12 @@ def test_a_ladder_begins_where_memory_suffices():
     tables = {"training_ladder": pandas.concat([whole, cell[~lost], cell[lost].assign(status="oom")])}
     found = training_ladder.answers(tables)
     step = select(cell, metric="step").set_index("rung")["median"]
-    told = f"{step['attention'] / step['overlap']:.2f}× as fast as the first rung that fits (our attention)"
+    told = f"{step['attention'] / step['overlap']:.2f}× as fast as the first rung that fits (_our attention_)"
     assert told in plain(found["fastest"].more)
-    assert "It runs out of memory with fp32, eager and bf16 autocast." in plain(found["fastest"].reason)
-    must = "For 2.7B, start with bf16 autocast and our attention: without them it does not fit."
+    assert "It runs out of memory with _fp32, eager_ and _bf16 autocast_." in plain(found["fastest"].reason)
+    must = "For 2.7B, start with _bf16 autocast_ and _our attention_: without them it does not fit."
     assert plain(found["advice"].verdict) == must
-    assert "fused passes and loss and bf16 weights, fp32 masters." in plain(found["advice"].more)
+    assert "_fused passes and loss_ and _bf16 weights, fp32 masters_." in plain(found["advice"].more)
 
 
 def test_a_floor_has_all_of_its_parts():
