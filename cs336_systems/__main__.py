@@ -21,7 +21,7 @@ TARGETS = {
 """Subcommands that run Snakemake in the project's folder, each with its target; further options are Snakemake's."""
 MODULES = {
     "fit": ("cs336_systems.fit", "predict memory and time of a training step for every training configuration"),
-    "compare": ("cs336_systems.compare", "compare the times of two result folders"),
+    "compare": ("cs336_systems.compare", "compare the times of two result folders or files"),
     "attention": ("cs336_systems.attention", "list which attention kernels run here, and test them"),
     "measure": ("cs336_systems.benchmarks", "measure NAME: run one experiment's cells by hand, and print a table"),
 }
@@ -35,6 +35,13 @@ def main() -> None:
             print(usage())
         case [name, *options] if name in MODULES:
             run(MODULES[name][0], options)
+        case [name, "-h" | "--help"] if name in TARGETS:
+            target, about = TARGETS[name]
+            print(
+                f"cs336-systems {name} [OPTIONS]: {about}.\n\nIt runs `snakemake {target}` in this folder, a clone of "
+                "cs336-systems, with the same options, such as --cores 8 or\n--config scale=quick; `snakemake --help` "
+                "lists them."
+            )
         case [name, *options] if name in TARGETS:
             sys.exit(snakemake(TARGETS[name][0], options))
         case [name, *_]:

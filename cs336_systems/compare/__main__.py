@@ -57,15 +57,27 @@ def parser() -> OneSentence:
     """The command line."""
     found = OneSentence("compare", description="Compare two result folders cell by cell.")
     found.add_argument("a", metavar="A", help="a result folder, the label of one in results/ or recorded/, or a file")
-    found.add_argument("b", metavar="B", help="the one to compare with it")
-    found.add_argument("--fail-if-slower", type=share, metavar="PERCENT", help="exit with status 1 if a cell is")
+    found.add_argument("b", metavar="B", help="the results to compare with A, likewise")
     found.add_argument(
-        "--margin", type=share, metavar="PERCENT", help="times that differ by less are the same (default: 3%%)"
+        "--fail-if-slower",
+        type=share,
+        metavar="PERCENT",
+        help="exit with status 1 if a time is slower by at least this much",
     )
-    found.add_argument("--price", type=price, metavar="PRICE[,PRICE]", help="price of a GPU-hour, of A and of B")
-    found.add_argument("--on", choices=["cpu", "gpu"], help="what was timed in files (default: gpu for nvbench)")
-    found.add_argument("--json", type=Path, metavar="FILE", help="write everything")
-    found.add_argument("--csv", type=Path, metavar="FILE", help="write a line for each cell")
+    found.add_argument(
+        "--margin", type=share, metavar="PERCENT", help="times that differ by less count as the same (default: 3%%)"
+    )
+    found.add_argument(
+        "--price",
+        type=price,
+        metavar="PRICE[,PRICE]",
+        help="price of a GPU-hour: one for both, or one for A and one for B",
+    )
+    found.add_argument(
+        "--on", choices=["cpu", "gpu"], help="what files of other tools timed (default: gpu for nvbench, else cpu)"
+    )
+    found.add_argument("--json", type=Path, metavar="FILE", help="write all results as JSON")
+    found.add_argument("--csv", type=Path, metavar="FILE", help="write a CSV with one line per cell")
     return found
 
 

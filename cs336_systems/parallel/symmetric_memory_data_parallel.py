@@ -44,8 +44,7 @@ class SymmetricMemoryDataParallel(OverlappedDataParallel):
         Args:
             module: the module to train.
             bucket_size_mb: approximate size of the gradients sent together, in 10^6 bytes; a larger gradient is sent
-                alone.
-            None: 100 per rank, so that all ranks own some of them.
+                alone. By default 100 per rank, so that all ranks own some of them.
             process_group: as in `DataParallel`.
 
         Raises:

@@ -499,7 +499,7 @@ ranks over Gloo, and compared with the same training in PyTorch. A field says:
 - a number: refused with the sentence of that number, which leaves the weights as they were;
 - –: not combined, as it is a sharded optimizer, or a method that sharded optimizers do not have.
 
-A loss that is used with a wrapper is inside of the module that is wrapped; `CapturedStep` is passed the wrapper as
+A loss used with a wrapper is part of the wrapped module; `CapturedStep` gets the wrapper as
 `model`, and splits the batch into two micro-batches. Weights are bf16 for `MasterAdamW`, `GradientSums` and
 `all fused`: `fuse`, `checkpoint_blocks` and `linear_cross_entropy` with an `UpdateInBackward` of a `MasterAdamW`.
 `tests/training/compatibility.py` is the source of this page.
