@@ -9,11 +9,11 @@ from cs336_systems.accounting.peak_memory import best_segment, moments, peak
 from cs336_systems.accounting.units import MIB
 from cs336_systems.sizes import SIZES
 from scripts.rendering.answer import Answer, Captioned, Found, Tables, say
-from scripts.rendering.markup import Typst
+from scripts.rendering.markup import Typst, with_unit
 from scripts.views.closed_forms import block_of, step_of
 from scripts.views.data import first, last, one, one_model, ratio, select
 from scripts.views.strategies import sketch, strategies_table
-from scripts.views.units import GIB
+from scripts.views.units import GIB, memory_unit
 
 HANDOUT_LAYERS = SIZES["2.7B"].num_layers
 """Of the handout's model, which is used for the strategies if no model was measured."""
@@ -72,13 +72,19 @@ def strategy(found: DataFrame) -> Answer:
         ),
         reason=say(
             "√N is the best order of growth. A block here saves {times:sig} times its input ({name}), so one level "
-            "needs least with segments of {k}: {memory:GiB}.",
+            "needs least with segments of {k}: {memory}.",
             times=block and block.saved_bytes / block.residual,
             name=name,
             k=k if block else None,
-            memory=block and (block.residual * -(-layers // k) + block.saved_bytes * k) / GIB,
+            memory=block and in_unit(block.residual * -(-layers // k) + block.saved_bytes * k),
         ),
     )
+
+
+def in_unit(size: float) -> Typst:
+    """Bytes in the unit that suits them."""
+    unit, bytes_of_one = memory_unit(size)
+    return with_unit(size / bytes_of_one, unit)
 
 
 def measured(found: DataFrame) -> Answer:

@@ -137,7 +137,7 @@ def tiles(found: Found) -> list[Tile]:
     best, begin = fastest(ladder), ladder.iloc[0]
     meaning = say(
         "the fastest training step of {model}: {best[utilization]:percent} of the bf16 peak, and "
-        "{begin[step] / best[step]:times} as fast as the first rung that fits ({begin[title]})",
+        "{begin[step] / best[step]:times} as fast as the rung “{begin[title]}”",
         model=sized(best),
         best=best,
         begin=begin,

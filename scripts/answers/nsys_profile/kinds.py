@@ -83,8 +83,8 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
         more=facts.say(quoted_kernel(close), "Including the backward pass, it is the same one in {same} of {cells}."),
         details=Captioned(
             grid(rows, {"": {"size": "{label}", "precision": "{precision}"}} | columns, text_columns=3),
-            f"The {unit} that takes the most time: its calls in a step and its share of all {unit}s' time. For "
-            "matmuls: kind, operand layout and tile.",
+            f"The {unit} that takes the most time: its calls in a step and its share of all {unit}s' time."
+            + (" For matmuls: kind, operand layout and tile." if unit == "kernel" else ""),
         ),
     )
 
