@@ -246,8 +246,7 @@ def advice(tables: Tables, steps: DataFrame, found: DataFrame, one: Facts) -> An
         ),
         reason=facts.say(
             "Launched kernel by kernel in bf16 (@sec-training_ladder), a step takes {steps:listing}.",
-            "@sec-torch_compile shows after how many steps compiling pays off, @sec-host_costs the host overhead "
-            "without a graph, @sec-beyond_nccl what limits _{wrapper}_, and @sec-fsdp which models train only when "
-            "sharded.",
+            "@sec-torch_compile shows what compiling costs, @sec-host_costs the host overhead without a graph, "
+            "@sec-beyond_nccl what limits _{wrapper}_, and @sec-fsdp how training with sharded weights compares.",
         ),
     )

@@ -40,8 +40,8 @@ def answers(tables: Tables) -> Found:
 def times(cells: DataFrame, gpu: str) -> Answer:
     """The time of an all-reduce, and the faster backend."""
     largest = cells.sort_values(["processes", "megabytes"], ascending=[True, False])
-    nccl, gloo = (first(select(largest, backend=backend)) for backend in BACKENDS)
-    quoted = gloo if nccl is None else nccl
+    quoted = first(largest.sort_values("backend", key=lambda names: names.map(list(BACKENDS).index), kind="stable"))
+    same = None if quoted is None else first(select(largest, backend="gloo", **quoted[["processes", "megabytes"]]))
     both = select(cells, backend="gloo").merge(
         select(cells, backend="nccl"), on=["processes", "megabytes"], suffixes=("_gloo", "_nccl")
     )
@@ -51,14 +51,15 @@ def times(cells: DataFrame, gpu: str) -> Answer:
     fastest = last(select(cells, backend="nccl").sort_values("bus_bandwidth"))
     sheet = gpu_of(gpu)
     link = sheet.link / 1e9 if sheet and sheet.link else None
-    facts = Facts(gloo=gloo, row=quoted, alone=list(map(str, alone)), limit=WIDE_SPREAD, best=fastest, link=link)
+    facts = Facts(gloo=same, row=quoted, alone=list(map(str, alone)), limit=WIDE_SPREAD, best=fastest, link=link)
     return Answer(
         asked="Time of an all-reduce",
         verdict=facts.say(
             "{row[megabytes]} MB take {row[median]:ms} over {row[name]} between {row[processes]} processes."
         ),
         more=facts.say(
-            "Over Gloo they take {gloo[median]:ms}; NCCL is {ratio:span times} as fast ({cells} measured with both).",
+            "Over Gloo they take {gloo[median]:ms}." if len(both) else "",
+            "NCCL is {ratio:span times} as fast as Gloo ({cells} measured with both).",
             ratio=least_and_most(both["median_gloo"] / both["median_nccl"]),
             cells=count(len(both), "cell"),
         )
