@@ -28,6 +28,7 @@ def test_nothing_is_said_of_what_is_not_there():
     assert METRICS.keys() <= KINDS.keys()
     assert DETAILS.keys() == {column for kind in KINDS.values() for column in kind.details}
     assert {name: metric.unit for name, metric in COMMON.items()} == COMMON_UNITS
+    assert all(set(getattr(kind, "vocabulary", {})) <= set(kind.details) for kind in KINDS.values())
 
 
 @pytest.mark.parametrize("kind", EXPERIMENTS.values(), ids=EXPERIMENTS)

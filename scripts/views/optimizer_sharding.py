@@ -6,7 +6,7 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting import optimizer_sharding as forms
 from cs336_systems.accounting.peak_memory import peak
 from cs336_systems.accounting.units import MIB
-from cs336_systems.experiments.optimizer_sharding import CONTENDERS, MOMENTS, OptimizerSharding
+from cs336_systems.experiments.optimizer_sharding import CONTENDERS, HELD, MOMENTS, OptimizerSharding
 from cs336_systems.record.measurement import parse_samples
 from cs336_systems.record.rows import parameters
 from scripts.views.closed_forms import contender_step, model_of
@@ -18,9 +18,6 @@ UNSHARDED = "unsharded"
 """The contenders with the whole state on every rank."""
 SCHEME = {each.name: str(each.scheme) for each in CONTENDERS}
 """Each contender's closed form; there is none for a user's own."""
-HELD = {"parameters": "parameters", "gradients": "gradients", "optimizer_state": "optimizer state"}
-"""The parts counted tensor by tensor, and their titles."""
-REST = "rest"
 INITIALIZED, BEFORE_UPDATE, AFTER_UPDATE = MOMENTS
 CELL = [name for name in CELLS if name in parameters(OptimizerSharding)]
 """The parameters that distinguish the compared cells."""
@@ -29,7 +26,7 @@ CELL = [name for name in CELLS if name in parameters(OptimizerSharding)]
 def memory(table: DataFrame) -> DataFrame:
     """One row per contender and moment: MiB on the rank with most memory in use.
 
-    Columns: the parameters, `label`, `gpu`, `moment` and those of `described`; those of HELD; `allocated`, REST
+    Columns: the parameters, `label`, `gpu`, `moment` and those of `described`; those of HELD; `allocated`, `rest`
     (allocated, but none of HELD) and `peak`, NaN if there is no allocator to count them; `total`, everything counted;
     `least_state`, `most_state` and `whole_state`: the optimizer state of the rank with the least of it, of the rank
     with the most of it, and of all ranks.
