@@ -1,18 +1,11 @@
-"""How far the optimizations of this report take one training step, how it scales, and what to do on this machine."""
+"""How a training step scales over devices, and what to do on this machine."""
 
-from collections.abc import Mapping
-from math import nan
-from typing import Any
+from pandas import DataFrame
 
-from pandas import DataFrame, Series
-
-from cs336_systems.compare.speed import host_bound
-from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
+from cs336_systems.experiments.data_parallel import DataParallelTraining
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from cs336_systems.experiments.training_ladder import TOP
-from cs336_systems.record.measurement import parse_samples
-from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, say
-from scripts.rendering.grid import Columns, grid
+from scripts.rendering.answer import NOTHING, Answer, Facts, Found, Tables, say
 from scripts.rendering.markup import Typst, percent
 from scripts.views.comparison import contenders, device_bound, duels, fastest
 from scripts.views.comparison_tables import missing
@@ -21,162 +14,44 @@ from scripts.views.data_parallel import OURS, against_baseline
 from scripts.views.fsdp import OURS as OUR_FSDP
 from scripts.views.optimizer_sharding import UNSHARDED, memory, peaks
 from scripts.views.scaling import PYTORCHS, scaling
-from scripts.views.steps import step_table, utilization
 from scripts.views.training_ladder import ends, needed, rung_table, worth_doing, wrapped_table
-from scripts.views.training_ladder import fastest as fastest_rung
 
 SHARDED_STATE = "sharded_symmetric_memory"
 GRAPH = "compiled into one CUDA graph"
 """How data parallelism runs a compiled step on GPUs."""
-WORK = ["size", "context", "batch_size", "vocab_size"]
-"""The columns that must be equal in steps whose tokens are compared."""
-CLIMB = (
-    "With all improvements of @sec-training_ladder, a step of {top[label]} on one GPU goes from {begin[step]:ms} "
-    "({begin[title]}) to {top[step]:ms}."
-)
-CHAIN: Columns = {
-    "": {"": "{title}", "launch": "{launch}", "ranks": "{ranks}"},
-    "step / ms": {"median": "{median:.1f}", "p20–p80": "{p20:.1f}–{p80:.1f}", "n": "{n:.0f}"},
-    "device": {"busy / ms": "{busy:.1f}"},
-    "all ranks": {"tokens/s": "{tokens:.0f}", "× first": "{gain:.2f}"},
-    "of a device": {"MFU / %": "{utilization:.1f}", "peak / GiB": "{memory:sig}"},
-}
 
 
 def answers(tables: Tables) -> Found:
     """The section's answers."""
     wrappers = compared_wrappers(contenders(DataParallelTraining, tables["data_parallel"]))
-    work = first(wrappers)
-    steps = [] if work is None else [*one_device(tables, dict(work[WORK])), *several_devices(wrappers)]
-    found, alone = scaling(tables), one_gpu(tables["training_ladder"])
+    efficiencies = scaling(tables)
     why = missing(tables["data_parallel"])
-    why = "Cannot be decided: no steady, device-bound step without communication." if work is not None else why
+    why = "Cannot be decided: no steady, device-bound step without communication." if len(wrappers) else why
     return {
-        "helped": helped(DataFrame(steps), work, alone),
-        "scaling": weak_scaling(found, wrappers, why),
-        "advice": advice(tables, DataFrame(steps), found, alone),
+        "scaling": weak_scaling(efficiencies, wrappers, why),
+        "advice": advice(tables, wrappers, efficiencies),
     }
 
 
 def compared_wrappers(rows: DataFrame) -> DataFrame:
     """The contenders of data parallelism in one setting: a device-bound setting, if possible compiled and in bf16."""
-    told = device_bound(rows)
-    if not len(told):
-        return told
-    order = told.assign(precision=told["precision"].map(PRECISIONS.index)).sort_values(["compiled", "precision"])
-    best = told.loc[order.index[-1]]
-    return select(told, compiled=best["compiled"], precision=best["precision"])
-
-
-def step(row: Series, title: str, launch: str, ranks: int, busy: float, memory: float) -> dict[str, Any]:
-    """A training step in one setting: `busy` is a device's busy time in ms, `memory` is in MiB; NaN if unknown.
-
-    Added: `tokens` of all ranks per second; `told`, whether ratios may be formed from it: not on a CPU, which other
-    programs share.
-    """
-    return {
-        **row,
-        "title": title,
-        "launch": launch,
-        "ranks": ranks,
-        "busy": busy,
-        "tokens": ranks * row["batch_size"] * row["context"] / row["median"] * 1e3,
-        "told": bool(row["gpu"]) and not host_bound(row["median"], busy),
-        "utilization": 100 * utilization(row, "train_step", row["median"]),
-        "memory": memory / 1024,
-        "gain": nan,
-    }
-
-
-def one_device(tables: Tables, work: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The steps of the same training on a single device: fp32, bf16, and compiled."""
-    whole = {"mode": "train_step", "attention": "plain", **work}
-    found = []
-    for precision, title in (("fp32", "fp32"), ("bf16", "bf16 autocast")):
-        cell = {"precision": precision, "compiled": False, "cold_start": False, **whole}
-        timed = last(select(tables["end_to_end"], metric="step", **cell).sort_values("warmup"))
-        known = last(select(step_table(tables["end_to_end"]), **cell).sort_values("warmup"))
-        if timed is not None and known is not None:
-            found.append(step(timed, title, "end_to_end", 1, known["device_busy"], known["peak_memory"]))
-    profiles = select(tables["kernel_profile"], precision="bf16", compiled=True, **whole)
-    for _, row in select(profiles, metric="step").iterrows():
-        busy = select(profiles, metric="stage_busy")["median"].sum(min_count=1)
-        found.append(step(row, "bf16 compiled", "kernel_profile", 1, busy, nan))
-    return found
-
-
-def several_devices(wrappers: DataFrame) -> list[dict[str, Any]]:
-    """The step without communication, and our fastest step with it for each number of ranks.
-
-    The device time of a profiled step is used for timed ones.
-    """
-    found: list[dict[str, Any]] = []
-    for ranks in sorted(wrappers["processes"].unique()):
-        cell = select(wrappers, processes=ranks)
-        baseline, best = fastest(cell, [BASELINE]), fastest(cell, list(OURS))
-        graph = f" {GRAPH}" if cell["compiled"].any() and cell["gpu"].any() else ""
-        named = [] if baseline is None or found else [(f"{baseline['precision']}{graph}", 1, baseline)]
-        named += [] if best is None else [(f"+ {best['title']}", ranks, best)]
-        for title, number, row in named:
-            counted = Series({**row, "n": len(parse_samples(row["samples"])) or row["n"]})
-            busy = row["busy_share"] * row["median"]
-            found.append(step(counted, title, "data_parallel", number, busy, row["memory"]))
-    return found
-
-
-def helped(steps: DataFrame, work: Series | None, one: Facts) -> Answer:
-    """The gain of each optimization along the chain, or, without a chain, of all rungs on one GPU."""
-    told = steps[steps["told"]] if len(steps) else steps
-    begin, best = first(told), last(told.sort_values("tokens", kind="stable") if len(told) else told)
-    alone = last(select(told, ranks=1)[1:] if len(told) else told)
-    alone = None if alone is None or begin is None or alone["title"] == begin["title"] else alone
-    if begin is not None:
-        steps = steps.assign(gain=(steps["tokens"] / begin["tokens"]).where(steps["told"]))
-    caption = say(
-        "The training step of {work[size]}, context {work[context]}, as one setting after another changes: median, "
-        "20th and 80th percentile of n steps. Each experiment, and in data_parallel each number of ranks, is a "
-        "separate launch. Busy: how long a device works in a step. –: host-bound (no ratio is formed) or unknown.",
-        work=work,
-    )
-    ranks = 1 if best is None else int(best["ranks"])
-    facts = Facts(begin=begin, alone=alone, best=best if len(told) > 1 else None, ranks=count(ranks, "GPU"), work=work)
-    return Answer(
-        asked="What helped",
-        missing="Not compared: it needs device-bound steps on several GPUs, or two rungs of training_ladder.",
-        verdict=facts.say(
-            "{work[size]} trains at {best[tokens]:whole} tokens/s on {ranks}, {best[tokens] / begin[tokens]:times} as "
-            "fast as in {begin[title]} on one."
-        )
-        or one.say(CLIMB),
-        more=facts.say(
-            "On one, {alone[title]} gives {alone[tokens] / begin[tokens]:times}; {best[ranks]} GPUs add "
-            "{best[tokens] / alone[tokens]:times}."
-            if ranks > 1
-            else ""
-        ),
-        evidence=Captioned(grid(steps, CHAIN, text_columns=2), caption),
-        reason=one.say(
-            CLIMB if work is not None else "",
-            "Of the rungs in its fastest step, {later:listing} save the most after bf16.",
-        ),
-    )
+    rows = device_bound(rows)
+    if not len(rows):
+        return rows
+    order = rows.assign(precision=rows["precision"].map(PRECISIONS.index)).sort_values(["compiled", "precision"])
+    best = rows.loc[order.index[-1]]
+    return select(rows, compiled=best["compiled"], precision=best["precision"])
 
 
 def one_gpu(table: DataFrame) -> Facts:
-    """The first and the fastest rung of the largest model on one GPU, and the rung that saves most."""
+    """The largest model on one GPU, the rungs without which it does not fit, and those that save most."""
     rungs = rung_table(table)
-    found = ends(rungs[rungs["gpu"] != ""])
-    if not found:
-        return Facts(begin=None, top=None, must=[], most=[], later=[])
-    gains = worth_doing(table, found[-1])
-    later = gains[gains["rung"] != "autocast"].head(2)
-    return Facts(
-        begin=first(found[-1]),
-        top=fastest_rung(found[-1]),
-        must=needed(table, found[-1]),
-        most=list(gains["title"].head(2)),
-        later=[say("_{rung[title]}_ ({rung[gain]:ms})", rung=rung) for _, rung in later.iterrows()],
-    )
+    chosen = ends(rungs[rungs["gpu"] != ""])
+    if not chosen:
+        return Facts(label=None, must=[], most=[])
+    ladder = chosen[-1]
+    most = list(worth_doing(table, ladder)["title"].head(2))
+    return Facts(label=ladder["label"].iloc[0], must=needed(table, ladder), most=most)
 
 
 def state_sharded(table: DataFrame) -> Typst:
@@ -221,24 +96,23 @@ def weak_scaling(found: DataFrame, wrappers: DataFrame, why: str) -> Answer:
     )
 
 
-def advice(tables: Tables, steps: DataFrame, found: DataFrame, one: Facts) -> Answer:
+def advice(tables: Tables, wrappers: DataFrame, efficiencies: DataFrame) -> Answer:
     """The recommended way to train on this machine: on several devices, or else on its one GPU."""
-    several = steps[steps["told"] & (steps["ranks"] > 1)].sort_values("tokens") if len(steps) else steps
-    several = select(several, precision="bf16") if len(several) else several
-    best = last(several)
-    fsdp = last(found[found["contender"].isin(OUR_FSDP)].sort_values("efficiency", kind="stable"))
+    several = select(wrappers[wrappers["gpu"] != ""], precision="bf16")
+    best = fastest(select(several, processes=several["processes"].max()), list(OURS))
+    fsdp = last(efficiencies[efficiencies["contender"].isin(OUR_FSDP)].sort_values("efficiency", kind="stable"))
     graph = f" {GRAPH}," if best is not None and best["compiled"] else ""
     wrapper = "" if best is None else OURS[best["contender"]]
     ladder = wrapped_table(tables["training_ladder"])
     others = ladder[(ladder["gpu"] != "") & (ladder["rung"] != TOP.name)].sort_values("step")
-    steps_of = [say("{row[step]:ms} ({row[title]})", row=row) for _, row in others.iterrows()]
-    facts = Facts(best=best, wrapper=wrapper, fsdp=fsdp, steps=steps_of)
+    steps = [say("{row[step]:ms} ({row[title]})", row=row) for _, row in others.iterrows()]
+    facts, one = Facts(best=best, wrapper=wrapper, fsdp=fsdp, steps=steps), one_gpu(tables["training_ladder"])
     return Answer(
         asked="What to do on this machine",
         missing="Cannot be decided: no device-bound training step was measured.",
         verdict=facts.say("Train in {best[precision]}," + graph + " with _{wrapper}_ data parallelism.")
-        or one.say("Start with {must:listing}: without them, {top[label]} does not fit.")
-        or one.say("Start with {most:listing}: nothing else shortens {top[label]}'s step as much."),
+        or one.say("Start with {must:listing}: without them, {label} does not fit.")
+        or one.say("Start with {most:listing}: nothing else shortens {label}'s step as much."),
         more=facts.say(
             state_sharded(tables["optimizer_sharding"]),
             "If weights do not fit, use _{fsdp[title]}_: where they fit ({fsdp[panel]}, {fsdp[processes]} ranks), it "

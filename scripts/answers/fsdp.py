@@ -6,24 +6,22 @@ from cs336_systems.compare.speed import SAME
 from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.limits import AHEAD, REDUCTIONS
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, least_and_most, say, tell
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, tell
 from scripts.rendering.grid import Columns
 from scripts.rendering.markup import Tile, escape, times
 from scripts.views.closed_forms import sized
 from scripts.views.comparison import (
     Duel,
-    cells_of,
     contenders,
     device_bound,
     duels,
     fastest,
     first_cell,
-    traced_cell,
     yours,
 )
 from scripts.views.comparison_tables import MEMORY, STARS, STEP, contender_table, missing, setting
 from scripts.views.data import first, select, size_order
-from scripts.views.data_parallel import against_baseline, elsewhere, why_untold
+from scripts.views.data_parallel import elsewhere, why_untold
 from scripts.views.fsdp import OURS, PYTORCH, whole_weights
 from scripts.views.units import GB
 
@@ -31,12 +29,6 @@ COLUMNS: Columns = {
     "step / ms": STEP,
     "phases / ms": {"forward": "{forward:cut}", "backward": "{after_forward:cut}", "optimizer": "{optimizer:cut}"},
     "GiB": MEMORY,
-}
-PROFILE: Columns = {
-    "all-gathers": {"ms": "{gather:cut}", "hidden / %": "{gather_hidden:share}"},
-    "reduce-scatters": {"ms": "{scatter:cut}", "hidden / %": "{scatter_hidden:share}"},
-    "profile / ms": {"step": "{timeline_length:cut}"},
-    "device": {"busy / %": "{busy_share:share}"},
 }
 WHOLE = "symmetric_memory"
 """Data parallelism at its fastest, with the whole state on every rank."""
@@ -56,7 +48,6 @@ def answers(tables: Tables) -> Found:
     return {
         "pytorch": pytorch(table, rows, found),
         "whole": whole(table, rows),
-        "hidden": hidden(table, rows),
         "largest": largest(table, rows),
         "s": setting(FullyShardedTraining, table, rows),
         "ahead": AHEAD,
@@ -151,40 +142,6 @@ def whole(table: DataFrame, rows: DataFrame) -> Answer:
             "takes {own[median]:ms}.",
         ),
     )
-
-
-def hidden(table: DataFrame, rows: DataFrame) -> Answer:
-    """The share of the collectives that overlaps with compute in device-bound profiled steps."""
-    profiled = device_bound(rows[rows["gather"] > 0])
-    found = [row for cell in cells_of(profiled) if (row := fastest(cell, OURS)) is not None]
-    ours = DataFrame(found, columns=rows.columns)
-    own = fastest(traced_cell(device_bound(rows)), OURS)
-    return Answer(
-        asked="Hidden communication",
-        missing=not_profiled(table, rows, "step"),
-        verdict=say(
-            "{gather:span percent} of all-gather time and {scatter:span percent} of reduce-scatter time overlap with "
-            "compute.",
-            gather=least_and_most(ours["gather_hidden"]),
-            scatter=least_and_most(ours["scatter_hidden"]),
-        ),
-        more=say("Measured with _FSDP (ours)_ at its fastest: {cells}.", cells="; ".join(ours["cell"])),
-        evidence=Captioned(
-            contender_table(FullyShardedTraining, table.iloc[:0], profiled, PROFILE),
-            "Collectives in a profiled step on rank 0, device-bound cells, including waits for other ranks.",
-        ),
-        reason="" if own is None else against_baseline(own, f"{own['title']} ({own['cell']})"),
-        details="fsdp_timelines",
-    )
-
-
-def not_profiled(table: DataFrame, rows: DataFrame, what: str) -> str:
-    """Why no device-bound step, or part of one, was profiled."""
-    common = setting(FullyShardedTraining, table, rows)
-    if common is None:
-        return missing(table)
-    why = common["not_profiled"]
-    return f"Not measured: {why}." if why else f"No device-bound {what} was profiled."
 
 
 def largest(table: DataFrame, rows: DataFrame) -> Answer:

@@ -11,14 +11,15 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.limits import AHEAD, REDUCTIONS
-from scripts.answers.fsdp import fewest_ranks, not_profiled
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, say, tell
+from scripts.answers.fsdp import fewest_ranks
+from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, significant
 from scripts.views.closed_forms import contender_step
 from scripts.views.comparison import OWN, cells_of, contenders, device_bound, fastest, first_cell, marked
-from scripts.views.comparison_tables import contender_table, missing
+from scripts.views.comparison_tables import contender_table, missing, setting
 from scripts.views.data import select
+from scripts.views.data_parallel import against_baseline
 from scripts.views.fsdp import OURS, SHARDED, by_block, measured_rates, sharded, tokens_of
 from scripts.views.units import memory_unit
 
@@ -114,7 +115,7 @@ def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> Answer
     facts = Facts(own=own, late=count(len(late), "unit"), blocks=len(blocks) or None, wait=float(late["late"].sum()))
     return Answer(
         asked="(b) In time",
-        missing=not_profiled(table, rows, "forward pass"),
+        missing=not_profiled(table, rows),
         verdict=facts.say(
             tell(first, "Yes: weights come late only for", "No: weights come late for")
             + " {late} of {blocks}, by {wait:ms} in a forward pass of {own[forward_length]:ms}."
@@ -137,8 +138,21 @@ def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> Answer
                 legend={"–": "–: C or W was not measured"},
             ),
         ],
-        reason="The first weights always come late, since no compute runs before them." if len(late) else "",
+        reason=say(
+            "The first weights always come late, since no compute runs before them." if len(late) else "",
+            NOTHING if own is None else against_baseline(own, own["title"]),
+        ),
+        details="fsdp_timelines",
     )
+
+
+def not_profiled(table: DataFrame, rows: DataFrame) -> str:
+    """Why no device-bound forward pass was profiled."""
+    common = setting(FullyShardedTraining, table, rows)
+    if common is None:
+        return missing(table)
+    why = common["not_profiled"]
+    return f"Not measured: {why}." if why else "No device-bound forward pass was profiled."
 
 
 def waiting_table(table: DataFrame, all_reduces: DataFrame, every: DataFrame, rows: DataFrame) -> Table:

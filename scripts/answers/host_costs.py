@@ -17,8 +17,8 @@ from scripts.rendering.answer import (
     say,
 )
 from scripts.rendering.grid import Columns, grid
-from scripts.views.data import first, last, measured_gpu, reference_context, select, size_order
-from scripts.views.host import busy_shares, host_table, per_launch, same_step
+from scripts.views.data import last, measured_gpu, reference_context, select, size_order
+from scripts.views.host import busy_shares, host_table, per_launch
 
 LAUNCHES: Columns = {
     "": "{label}",
@@ -43,7 +43,6 @@ def answers(tables: Tables) -> Found:
         return {"launches": launches(steps, missing), "measured": False}
     return {
         "launches": launches(steps, missing),
-        "processes": processes(same_step(tables["end_to_end"], tables["data_parallel"])),
         "graph": graph(steps, tables["data_parallel"], missing),
         "limit": HOST_BOUND,
         "measured": True,
@@ -97,36 +96,6 @@ def both_ways(steps: DataFrame) -> DataFrame:
     ]
     wide = halves[0].join(halves[1], how="outer").reindex(size_order(steps.reset_index()))
     return wide.assign(label=wide["label eager"].fillna(wide["label compiled"]))
-
-
-def processes(same: DataFrame) -> Answer:
-    """One program in several processes, host-bound and device-bound."""
-    programs = {bool(rows["host_bound"].iloc[0]): rows for _, rows in same.groupby("precision", sort=False)}
-    slow, fast = (programs.get(bound, same[:0]) for bound in (True, False))
-    return Answer(
-        asked="Between runs",
-        verdict=say(
-            "The same host-bound step takes {least:ms} to {most:ms} in {runs} runs ({row[label]}, {row[precision]}).",
-            least=slow["median"].min(),
-            most=slow["median"].max(),
-            runs=len(slow),
-            row=first(slow) if len(slow) > 1 else None,
-        ),
-        more=say(
-            "In {row[precision]}, where the step is device-bound, {runs} runs differ by {spread:percent}.",
-            row=first(fast) if len(fast) > 1 else None,
-            spread=fast["median"].max() / fast["median"].min() - 1,
-            runs=len(fast),
-        ),
-        reason=say(
-            "@fig-host_costs also shows each step of these runs (bars: medians), at context {row[context]} on "
-            "{row[batch_size]} sequences, without communication. A run on several GPUs reports its slowest rank, so "
-            "runs differ in this too. On one GPU the device is busy for {row[busy]:ms} (dashed). Even within a "
-            "process the host's speed changes between rounds, so only interleaved or device-bound steps are compared.",
-            row=first(slow),
-        ),
-        missing="No host-bound step was timed in several runs.",
-    )
 
 
 def graph(steps: DataFrame, data_parallel: DataFrame, missing: str) -> Answer:

@@ -1,12 +1,10 @@
 """Answers to `optimizer_state_sharding`: how evenly the wrapper shares the optimizer's state."""
 
 from cs336_systems.experiments.contender import VARIATION_MB
-from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from scripts.rendering.answer import Answer, Found, Tables, say
 from scripts.views.comparison import FOREIGN, OURS, OWN, ranks_of
 from scripts.views.comparison_tables import missing
 from scripts.views.data import last, select
-from scripts.views.earlier import of_earlier_code
 from scripts.views.optimizer_sharding import AFTER_UPDATE, UNSHARDED, memory
 
 
@@ -38,14 +36,9 @@ def answers(tables: Tables) -> Found:
             excess=theirs,
         ),
         reason=say(
-            say(
-                "Ours balances each bucket of {size} MB separately, so that a bucket can be sent while the next one "
-                "is updated; PyTorch balances all parameters at once.",
-                size=VARIATION_MB,
-            )
-            if ours and theirs and ours > theirs
-            else "",
-            of_earlier_code(OptimizerSharding, table),
+            "Ours balances each bucket of {size} MB separately, so that a bucket can be sent while the next one is "
+            "updated; PyTorch balances all parameters at once.",
+            size=VARIATION_MB if ours and theirs and ours > theirs else None,
         ),
     )
     return {"evenness": evenness, "bucket": VARIATION_MB}

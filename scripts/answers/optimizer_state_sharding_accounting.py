@@ -15,7 +15,6 @@ from scripts.rendering.markup import Table, Typst
 from scripts.views.comparison import FOREIGN, PHASES, contenders, device_bound, fastest, first_cell, names_in, yours
 from scripts.views.comparison_tables import STARS, STEP, contender_table, missing, setting
 from scripts.views.data import first, one, select
-from scripts.views.earlier import of_earlier_code
 from scripts.views.optimizer_sharding import BEFORE_UPDATE, CELL, INITIALIZED, UNSHARDED, memory, peaks
 from scripts.views.units import GB, GIB, memory_unit
 from scripts.views.verdicts import against
@@ -102,7 +101,6 @@ def memory_answer(table: DataFrame) -> Answer:
             ),
             f"PyTorch's optimizer also keeps up to {{rest:{unit}}} of copied gradients in buckets, unless gradients "
             "are views of the buckets.",
-            of_earlier_code(OptimizerSharding, table),
             error=(asked["peak"] / asked["predicted_peak"] - 1).abs().max(),
             rest=rest if rest > 0.1 * asked["gradients"].max() else None,
         ),

@@ -40,15 +40,6 @@ LONGEST: Columns = {
         for way in WAYS
     },
 }
-EVERY: Columns = {
-    "": {"": "{cell}", "kind": "{kind}"},
-    "memory / MiB": {"measured": "{memory:.0f}", "predicted": "{memory_predicted:.0f}", "%": "{memory_percent:+.1f}"},
-    "time / ms": {
-        "measured": "{time:.2f}{host_bound:star}",
-        "predicted": "{time_predicted:.2f}",
-        "%": "{time_percent:+.1f}",
-    },
-}
 
 
 def answers(tables: Tables) -> Found:
@@ -126,28 +117,11 @@ def how_well(found: DataFrame, gpu: str) -> Answer:
             fit=fit.max(),
         ),
         reason=reason(found, gpu),
-        details=[
-            Captioned(
-                grid(table, BY_EXPERIMENT),
-                "Errors of the predictions by experiment: of the peak memory of every measured step, and of the time "
-                "of the device-bound ones"
-                + (f", to which the rates are fitted, except {HELD_BACK}'s." if fitted else "."),
-            ),
-            Captioned(
-                grid(
-                    found.assign(
-                        memory_percent=100 * found["memory_error"],
-                        time_percent=100 * found["time_error"],
-                        host_bound=~found["device_bound"],
-                    ),
-                    EVERY,
-                    text_columns=2,
-                ),
-                "Every measured step against its prediction. Experiments run in separate processes, so the same "
-                "step may differ between them. A star: host-bound; its time is the device's busy time.",
-                long=True,
-            ),
-        ],
+        details=Captioned(
+            grid(table, BY_EXPERIMENT),
+            "Errors of the predictions by experiment: of the peak memory of every measured step, and of the time of "
+            "the device-bound ones" + (f", to which the rates are fitted, except {HELD_BACK}'s." if fitted else "."),
+        ),
         missing="Not compared: memory and the device's time are measured on GPUs only.",
     )
 

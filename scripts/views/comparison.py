@@ -42,8 +42,6 @@ launched call by call.
 UNSTEADY = 0.5
 """Relative difference of the baseline's medians between rounds from which differences from the baseline are not
 reported."""
-COLLECTIVES = {"all_gather": "gather", "reduce_scatter": "scatter"}
-"""The kinds of communication with their own columns, and the columns' prefixes."""
 OTHERS = ["outside_memory", "forward_hidden", "forward_gathers"]
 """Metrics of only some of the experiments, for columns that all have."""
 BEYOND_BASELINE = [
@@ -61,10 +59,9 @@ def contenders(kind: Kind, table: DataFrame) -> DataFrame:
     the other metrics, as measured, NaN where they were not, and of PHASES where they do not `add_up` to the step;
     `memory`, MiB: the peak, and what lies outside of the allocator; `synchronization_share`, that of the step whose
     phases were timed.
-    From the profiled step: `hidden_share` of its communication, `busy_share`, `gather` and `scatter`, ms, with the
-    shares `gather_hidden` and `scatter_hidden` of them; `forward_share`, that of the hidden all-gathers in the profiled
-    forward pass; `host_bound`, by the median of the cell's contenders, since one alone may wait for something else
-    than the host.
+    From the profiled step: `hidden_share` of its communication, `busy_share`; `forward_share`, that of the hidden
+    all-gathers in the profiled forward pass; `host_bound`, by the median of the cell's contenders, since one alone may
+    wait for something else than the host.
     Against the baseline of the cell, NaN where there is none: those of `against_the_baseline`.
     """
     table = compared(kind, table)
@@ -73,10 +70,6 @@ def contenders(kind: Kind, table: DataFrame) -> DataFrame:
     metrics = [name for name in dict.fromkeys([*kind.metrics, *OTHERS]) if name != "step"]
     statistics = [*STATISTICS, "samples", "mean", "gpu", "gpu_memory"]
     rows = wide(select(table, kind=""), keys, metrics, "step", statistics)
-    for name, column in COLLECTIVES.items():
-        of_kind = wide(select(table, kind=name), keys, ["communication", "hidden"], "communication", [])
-        rows[column] = of_kind["communication"]
-        rows[f"{column}_hidden"] = of_kind["hidden"] / of_kind["communication"].replace(0, nan)
     rows = described(kind, rows.reset_index())
     rows["wide"] = (rows["p80"] - rows["p20"]) / rows["median"] > WIDE_SPREAD
     rows["star"] = rows["wide"].map({True: " *", False: ""})

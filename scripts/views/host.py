@@ -1,21 +1,17 @@
-"""The host's cost of a training step: launches, their host time, and the same step in several processes."""
+"""The host's cost of a training step: launches and their host time."""
 
-import pandas
 from pandas import DataFrame
 
 from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
-from cs336_systems.record.measurement import parse_samples
 from scripts.rendering.answer import least_and_most
 from scripts.rendering.grid import grid
 from scripts.rendering.markup import Table
 from scripts.views.comparison import compared, described
-from scripts.views.data import PRECISIONS, flat, select, size_order
+from scripts.views.data import flat, select, size_order
 from scripts.views.steps import steady, step_table
 
 COSTS = {"launches": ("launches", 0), "host": ("ms", 2), "each": ("µs each", 1)}
 """The columns of each cell, and their decimals."""
-PROGRAM = ["label", "context", "batch_size", "vocab_size", "precision"]
-"""The columns that are equal in eager training steps of the same program."""
 
 
 def per_launch(end_to_end: DataFrame) -> DataFrame:
@@ -29,29 +25,6 @@ def per_launch(end_to_end: DataFrame) -> DataFrame:
         host=1e3 * steps["step"] / steps["launches"],
         device=1e3 * steps["device_busy"] / steps["launches"],
     )
-
-
-def same_step(end_to_end: DataFrame, data_parallel: DataFrame) -> DataFrame:
-    """Eager training steps without communication: per precision, the program that most processes timed.
-
-    Columns: PROGRAM; `where`, the process in words; `samples`, ms; `median`; `busy`, the device's busy time, in ms, in
-    the step on one device; `host_bound`. bf16 comes first.
-    """
-    single = select(steady(step_table(end_to_end)), mode="train_step", compiled=False, attention="plain")
-    single = single.assign(where="1 GPU", median=single["step"], busy=single["device_busy"])
-    ranks = select(data_parallel, metric="step", wrapper=BASELINE, compiled=False)
-    where = [f"{processes} GPUs" for processes in ranks["processes"]]
-    ranks = ranks.assign(where=where, samples=ranks["samples"].map(parse_samples))
-    ranks = ranks.merge(single[[*PROGRAM, "busy", "host_bound"]], on=PROGRAM)
-    both = pandas.concat([single.merge(ranks[PROGRAM].drop_duplicates(), on=PROGRAM), ranks])
-    both = both[[*PROGRAM, "where", "samples", "median", "busy", "host_bound"]]
-    programs = [rows for _, rows in both.groupby(PROGRAM, sort=False)]
-    kept = [
-        max(found, key=len)
-        for precision in reversed(PRECISIONS)
-        if (found := [rows for rows in programs if rows["precision"].iloc[0] == precision])
-    ]
-    return pandas.concat(kept, ignore_index=True) if kept else both
 
 
 def busy_shares(data_parallel: DataFrame) -> tuple[str, tuple[float, float], tuple[float, float]] | None:

@@ -12,20 +12,17 @@ from scripts.views.data import measured_gpu, reference_context, select
 from scripts.views.steps import steady, step_table, utilization
 from scripts.views.units import GB
 
-HELPED = [("training_ladder", "fastest"), ("training_ladder", "advice"), ("conclusion", "helped")]
-"""The answers about what helped, by section and name."""
-
 
 def story(tables: Tables, sections: Mapping[str, Found]) -> dict[str, Typst]:
     """Paragraphs of the first page by their titles; those without data are omitted."""
-    helped = [sections.get(section, {}).get(name) for section, name in HELPED]
-    told = {
+    ladder = sections.get("training_ladder", {})
+    paragraphs = {
         "The machine.": machine(tables),
         "What limits a step.": limits(tables["end_to_end"]),
-        "What helped.": say(*map(whole, helped)),
+        "What helped.": say(whole(ladder.get("fastest")), whole(ladder.get("advice"))),
         "What to do.": whole(sections.get("conclusion", {}).get("advice")),
     }
-    return {title: words for title, words in told.items() if words}
+    return {title: words for title, words in paragraphs.items() if words}
 
 
 def whole(answer: Answer | None) -> Typst:

@@ -10,11 +10,9 @@ from cs336_systems.compare.speed import SAME
 from cs336_systems.experiments.data_parallel import DataParallelTraining
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.fsdp import FullyShardedTraining
-from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from cs336_systems.experiments.training_ladder import TrainingLadder
 from cs336_systems.fit.recorded import PATH
 from cs336_systems.record.measurement import WHOLE_CELL
-from cs336_systems.record.revisions import present
 from scripts.answers import (
     conclusion,
     ddp_bucketed_benchmarking,
@@ -26,7 +24,6 @@ from scripts.answers import (
     training_leaderboard,
     what_fits,
 )
-from scripts.answers.conclusion import CLIMB, one_gpu
 from scripts.answers.fsdp import against_pytorch
 from scripts.answers.gradient_checkpointing import bests, segments
 from scripts.calibration.rates import facts
@@ -34,7 +31,6 @@ from scripts.checks.elsewhere import both_instruments_agree
 from scripts.views.attention_times import call_table
 from scripts.views.comparison import contenders
 from scripts.views.data import frame, one, one_model, select
-from scripts.views.earlier import earlier_cells
 from scripts.views.longest_contexts import longest_contexts
 from scripts.views.memory import compared_context, profiled
 from scripts.views.optimizer_sharding import memory, peaks
@@ -206,14 +202,6 @@ def test_the_fullest_rank_is_that_with_most_state_whatever_else_it_has():
     assert "31.25 % of it on 4 GPUs" in plain(found.more)
 
 
-def test_rows_of_earlier_code_are_found():
-    now = f"optimizer_sharding={present('optimizer_sharding')}"
-    found = recorded()["optimizer_sharding"].assign(revisions=now)
-    assert not earlier_cells(OptimizerSharding, found)
-    found.loc[found["processes"] == 4, "revisions"] = "optimizer_sharding=0"
-    assert earlier_cells(OptimizerSharding, found) == {"4 GPUs, bf16"}
-
-
 def leaderboard(*parts, **changes):
     """Recorded rows of some parts of the leaderboard's step."""
     found = recorded()["leaderboard"]
@@ -301,7 +289,6 @@ def test_no_ladder_is_a_report_too():
     nothing = recorded()["training_ladder"].iloc[:0]
     found = training_ladder.answers({"training_ladder": nothing})
     assert not any(found[name].verdict for name in ("fastest", "learning"))
-    assert not one_gpu(nothing).say(CLIMB)
 
 
 def test_the_facts_of_fit_are_those_of_the_recorded_steps():

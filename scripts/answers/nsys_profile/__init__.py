@@ -73,8 +73,8 @@ def forward_time(here: DataFrame, end_to_end: DataFrame, close: DataFrame, *, on
         reason=tell(
             on_gpu,
             "A device-bound pass takes as long as its kernels on any clock. In host-bound cells each clock measures "
-            "how fast its process launches kernels, which differs between processes (@sec-host_costs); compare the "
-            "kernels' time there. The profiler slows launches, so the stage is timed without it.",
+            "how fast its process launches kernels, which differs between processes; compare the kernels' time there. "
+            "The profiler slows launches, so the stage is timed without it.",
             "The two are different processes, and other programs may have slowed one of them.",
         ),
         details="kernel_timeline",
