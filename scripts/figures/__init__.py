@@ -1,1 +1,1 @@
-"""One module per kind of figure: `draw` is a pure function of the table's path, the picture's path and options."""
+"""One module per kind of figure: `draw` turns tables, or the path of a trace, and options into a matplotlib figure."""

@@ -3,20 +3,20 @@
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from numpy import geomspace
 from pandas import DataFrame
 
 from cs336_systems.measure.gpus import gpu_of
-from scripts.rendering.style import NotDrawn, legend, log_scale, look_of_line, save, subplots
+from scripts.rendering.style import NotDrawn, legend, log_scale, look_of_line, subplots
 from scripts.views.communication import BACKENDS, MB, Line, all_reduce_table, lines
-from scripts.views.data import load_at_one_setting, measured_gpu, select
+from scripts.views.data import measured_gpu, select
 
 STYLES = {"nccl": "-", "gloo": "--"}
 
 
-def draw(table: str, output: str) -> None:
+def draw(data: DataFrame) -> Figure:
     """One panel of time, and one of bandwidth for each backend; one line per backend and number of processes."""
-    data = load_at_one_setting("all_reduce", table)
     cells = all_reduce_table(data)
     if not len(cells):
         raise NotDrawn("not measured")
@@ -45,7 +45,7 @@ def draw(table: str, output: str) -> None:
         axes.minorticks_off()
         axes.set_xlabel("message / MB")
     legend([time, *panels], ncols=3)
-    save(figure, output)
+    return figure
 
 
 def draw_time(axes: Axes, rows: DataFrame, line: Line | None, look: dict[str, Any]) -> None:

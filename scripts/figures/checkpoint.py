@@ -3,22 +3,23 @@
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from cs336_systems.accounting.peak_memory import peak, saved_for_backward
 from cs336_systems.accounting.units import MIB
-from scripts.rendering.style import COLOURS, MARKERS, NotDrawn, legend, save, subplots
+from scripts.rendering.style import COLOURS, MARKERS, NotDrawn, legend, subplots
 from scripts.views.closed_forms import step_of
-from scripts.views.data import load_at_one_setting, one_model, select
+from scripts.views.data import one_model, select
 from scripts.views.units import memory_unit
 
 NONE = 0.5
 """Position of a model without checkpointing on the logarithmic axis of segment lengths."""
 
 
-def draw(table: str, output: str) -> None:
+def draw(table: DataFrame) -> Figure:
     """Memory next to step time; on a CPU, which counts no peak, the memory saved for backward."""
-    data = one_model(load_at_one_setting("checkpointing", table))
+    data = one_model(table)
     if not len(select(data, metric="step")):
         raise NotDrawn("not measured")
     figure, (memory, time) = subplots(2, 3.2, sharey=False)
@@ -32,7 +33,7 @@ def draw(table: str, output: str) -> None:
         axes.set_xlabel("blocks per segment")
         axes.set_ylim(bottom=0)
     legend([memory, time], ncols=3)
-    save(figure, output)
+    return figure
 
 
 def draw_memory(axes: Axes, data: DataFrame) -> None:

@@ -5,21 +5,22 @@ from functools import partial
 
 from matplotlib.axes import Axes
 from matplotlib.axes._secondary_axes import SecondaryAxis
+from matplotlib.figure import Figure
 from numpy import add
+from pandas import DataFrame
 
 from cs336_systems.experiments.data_parallel import DataParallelTraining
-from scripts.rendering.style import COLOURS, MARKERS, NotDrawn, legend, save, subplots
+from scripts.rendering.style import COLOURS, MARKERS, NotDrawn, legend, subplots
 from scripts.views.bucket_sizes import bucket_model, predicted
 from scripts.views.comparison import contenders, device_bound, preferred_cells
-from scripts.views.data import load_at_one_setting, select
+from scripts.views.data import select
 
 COLUMNS = 3
 
 
-def draw(table: str, second_table: str, output: str) -> None:
-    """One panel per device-bound cell; `second_table` has the all-reduces, whose line gives the model's constants."""
-    rows = contenders(DataParallelTraining, load_at_one_setting("data_parallel", table))
-    all_reduce = load_at_one_setting("all_reduce", second_table)
+def draw(table: DataFrame, all_reduce: DataFrame) -> Figure:
+    """One panel per device-bound cell; the line through the all-reduces gives the model's constants."""
+    rows = contenders(DataParallelTraining, table)
     told = preferred_cells(device_bound(rows))
     cells = [cell for cell in told if select(cell, contender="bucketed")["exposed"].notna().any()]
     if not cells:
@@ -50,7 +51,7 @@ def draw(table: str, second_table: str, output: str) -> None:
     for axes in panels[len(cells) :]:
         axes.axis("off")
     legend(panels, ncols=2, reverse=True)  # Measured first.
-    save(figure, output)
+    return figure
 
 
 def step_axis(axes: Axes, baseline: float) -> SecondaryAxis:

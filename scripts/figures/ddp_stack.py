@@ -1,12 +1,12 @@
 """Parts of a data-parallel step, wrapper by wrapper: compute, the time that communication adds, and idle time."""
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from cs336_systems.experiments.data_parallel import DataParallelTraining
-from scripts.rendering.style import HATCHES, NotDrawn, legend, look, save, subplots
+from scripts.rendering.style import HATCHES, NotDrawn, legend, look, subplots
 from scripts.views.comparison import contenders, fastest
-from scripts.views.data import load_at_one_setting
 from scripts.views.data_parallel import STACK, WITHOUT_COMMUNICATION, kinds, stack, stacked_cells
 
 PANELS = 2
@@ -14,9 +14,9 @@ COLOUR = [0, 4, 1, 7]
 """The part's index among the colours."""
 
 
-def draw(table: str, output: str) -> None:
+def draw(table: DataFrame) -> Figure:
     """Stacked bars, a panel for each of the first cells; a wrapper is shown at its fastest setting."""
-    cells = stacked_cells(contenders(DataParallelTraining, load_at_one_setting("data_parallel", table)))[:PANELS]
+    cells = stacked_cells(contenders(DataParallelTraining, table))[:PANELS]
     if not cells:
         raise NotDrawn("no device-bound step was profiled on this machine")
     shown: dict[str, list[str]] = WITHOUT_COMMUNICATION | {
@@ -27,7 +27,7 @@ def draw(table: str, output: str) -> None:
         draw_cell(axes, cell, shown)
     panels[0].invert_yaxis()
     legend(panels, ncols=len(STACK))
-    save(figure, output)
+    return figure
 
 
 def draw_cell(axes: Axes, cell: DataFrame, shown: dict[str, list[str]]) -> None:

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from matplotlib.figure import Figure
+
 from cs336_systems.measure.intervals import covered
 from cs336_systems.measure.kernel_names import CATEGORIES
 from cs336_systems.measure.trace import Kernel, Stage, Trace
 from scripts.figures.kernel_timeline import MICROSECONDS, category_of, draw_window, read
-from scripts.rendering.style import save, subplots
+from scripts.rendering.style import subplots
 
 OTHER = CATEGORIES[-1]
 LEAST = 0.01
@@ -16,7 +18,7 @@ LOSS = "cross_entropy"
 """In the names of the kernels that end the forward pass."""
 
 
-def draw(trace: str, output: str) -> None:
+def draw(trace: str) -> Figure:
     """One panel with a lane for each kind of kernel; a CUDA graph has no stages, so the loss separates the passes."""
     step = read(trace)
     begin, end = min(kernel.start for kernel in step.kernels), max(kernel.end for kernel in step.kernels)
@@ -25,7 +27,7 @@ def draw(trace: str, output: str) -> None:
     draw_window(axes, replace(step, stages=passes(step, begin, end)), lanes, (begin, end), begin)
     idle = end - begin - covered((kernel.start, kernel.end) for kernel in step.kernels)
     axes.set_xlabel(f"ms since the first kernel began; for {idle / MICROSECONDS:.1f} ms nothing runs")
-    save(figure, output)
+    return figure
 
 
 def lanes_of(kernels: Sequence[Kernel]) -> dict[str, list[tuple[float, float]]]:

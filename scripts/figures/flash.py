@@ -1,13 +1,15 @@
 """Throughput of attention implementations against sequence length, one head."""
 
 import numpy
+from matplotlib.figure import Figure
+from pandas import DataFrame
 
 from cs336_systems.accounting.attention import flash_flops
-from scripts.rendering.style import NotDrawn, legend, powers, save, subplots
+from scripts.rendering.style import NotDrawn, legend, powers, subplots
 from scripts.views.attention_calls import ONE_HEAD
 from scripts.views.attention_looks import looks
 from scripts.views.attention_times import call_table
-from scripts.views.data import load, select
+from scripts.views.data import select
 
 BOTH = "forward_backward"
 SHOWN = (64, 128)
@@ -16,9 +18,8 @@ LONG = 1024
 """Shorter sequences compute almost nothing."""
 
 
-def draw(table: str, output: str) -> None:
+def draw(rows: DataFrame) -> Figure:
     """Two panels, head dimensions 64 and 128, in bf16; host-bound times are omitted."""
-    rows = load("flash", table)
     cells = select(call_table(rows), precision="bf16", **ONE_HEAD)
     cells = cells[cells["d"].isin(SHOWN) & ~cells["host_bound"]]
     long = cells[cells["sequence"] >= LONG]
@@ -37,4 +38,4 @@ def draw(table: str, output: str) -> None:
     panels[0].set_ylim(bottom=0)  # shared, so after everything is drawn
     panels[0].set_ylabel("forward + backward / TFLOP/s")
     legend(panels, ncols=3, fontsize=7.5, handlelength=3)
-    save(figure, output)
+    return figure

@@ -1,19 +1,20 @@
 """Throughput of attention implementations on shapes with many heads."""
 
 import numpy
+from matplotlib.figure import Figure
+from pandas import DataFrame
 
 from cs336_systems.accounting.attention import flash_flops
-from scripts.rendering.style import NotDrawn, legend, save, subplots
+from scripts.rendering.style import NotDrawn, legend, subplots
 from scripts.views.attention_looks import looks
 from scripts.views.attention_times import call_table
-from scripts.views.data import load, select
+from scripts.views.data import select
 
 BOTH = "forward_backward"
 
 
-def draw(table: str, output: str) -> None:
+def draw(rows: DataFrame) -> Figure:
     """A panel per mask and head dimension; along the axis the shapes, short sequences first, a line per length."""
-    rows = load("flash", table)
     cells = select(call_table(rows), precision="bf16", compiled_call=False, many=True, host_bound=False)
     if not len(cells):
         raise NotDrawn("not measured")
@@ -40,4 +41,4 @@ def draw(table: str, output: str) -> None:
         axes.set_ylabel("TFLOP/s")
     panels[0].set_ylim(bottom=0)
     legend(panels, ncols=4, handlelength=3)
-    save(figure, output)
+    return figure

@@ -1,18 +1,19 @@
 """Whether each block's weights arrive in time in a forward pass, and how long the device pauses before it."""
 
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
 from cs336_systems.experiments.fsdp import FullyShardedTraining
-from scripts.rendering.style import NotDrawn, legend, look_of_line, save, subplots
+from scripts.rendering.style import NotDrawn, legend, look_of_line, subplots
 from scripts.views.comparison import cells_of, contenders, device_bound, marked
-from scripts.views.data import load_at_one_setting
 from scripts.views.fsdp import by_block
 
 MOST = 2
 """Cells that fit side by side."""
 
 
-def draw(table: str, output: str) -> None:
+def draw(measured: DataFrame) -> Figure:
     """A column of panels per cell, device-bound ones if there are any: above the lead of weights, below the pauses."""
-    measured = load_at_one_setting("fsdp", table)
     rows = contenders(FullyShardedTraining, measured)
     rows = rows[rows["forward_length"].notna()]
     told = device_bound(rows)
@@ -42,4 +43,4 @@ def draw(table: str, output: str) -> None:
     above[0].set_ylabel("weights ready\nbefore needed / ms")
     below[0].set_ylabel("pause / ms")
     legend(panels, ncols=3)
-    save(figure, output)
+    return figure

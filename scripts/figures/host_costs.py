@@ -1,15 +1,18 @@
 """Costs of the host: time per launch against work per launch."""
 
-from scripts.rendering.style import COLOURS, MARKERS, NotDrawn, legend, log_scale, save, subplots
-from scripts.views.data import load_at_one_setting, select
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from scripts.rendering.style import COLOURS, MARKERS, NotDrawn, legend, log_scale, subplots
+from scripts.views.data import select
 from scripts.views.host import per_launch
 
 LOOKS = {False: ("eager", COLOURS[0], MARKERS[0]), True: ("compiled", COLOURS[5], MARKERS[1])}
 
 
-def draw(table: str, output: str) -> None:
+def draw(end_to_end: DataFrame) -> Figure:
     """A mark per cell of end_to_end, and the line on which the device never waits."""
-    steps = per_launch(load_at_one_setting("end_to_end", table))
+    steps = per_launch(end_to_end)
     if not len(steps):
         raise NotDrawn("not measured: kernel launches need a GPU")
     figure, (axes,) = subplots(height=2.7)
@@ -23,4 +26,4 @@ def draw(table: str, output: str) -> None:
     log_scale(axes.yaxis)
     axes.set(xlabel="device busy per launch / µs", ylabel="step per launch / µs")
     legend([axes], ncols=3)
-    save(figure, output)
+    return figure

@@ -1,17 +1,20 @@
 """How the kernels' time divides into categories, inference next to the training step, by model size."""
 
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
 from cs336_systems.measure.kernel_names import CATEGORIES
-from scripts.rendering.style import NotDrawn, legend, look_of_bar, save, stacked_bar, subplots
-from scripts.views.data import PRECISIONS, load_at_one_setting, reference_context, select, size_order
+from scripts.rendering.style import NotDrawn, legend, look_of_bar, stacked_bar, subplots
+from scripts.views.data import PRECISIONS, reference_context, select, size_order
 from scripts.views.kernels import MODES_PROFILED, kernels, label_of, shares
 
 BAR, APART = 0.38, 0.2
 """Width of a bar, and its distance from the middle of its size."""
 
 
-def draw(table: str, output: str) -> None:
+def draw(table: DataFrame) -> Figure:
     """Stacked shares, one panel per precision; left of each size inference, right the training step."""
-    data = select(load_at_one_setting("kernel_profile", table), compiled=False, attention="plain")
+    data = select(table, compiled=False, attention="plain")
     data = select(data, context=reference_context(data))
     found = kernels(data)
     if not len(found):
@@ -35,4 +38,4 @@ def draw(table: str, output: str) -> None:
         axes.grid(axis="x", visible=False)
     panels[0].set_ylabel("share of time / %")
     legend(panels, ncols=5)
-    save(figure, output)
+    return figure

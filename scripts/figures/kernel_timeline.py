@@ -5,13 +5,14 @@ from pathlib import Path
 
 import numpy
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from cs336_systems.measure.intervals import merge
 from cs336_systems.measure.kernel_names import CATEGORIES, categorize
 from cs336_systems.measure.trace import Kernel, Trace, attribute
 from cs336_systems.measure.trace_file import read_trace
-from scripts.rendering.style import COLOURS, NotDrawn, annotate, save, subplots
+from scripts.rendering.style import COLOURS, NotDrawn, annotate, subplots
 
 MICROSECONDS = 1e3
 """Per unit of the time axis, a millisecond."""
@@ -29,7 +30,7 @@ LANE = 0.8
 """Height of the drawing in a lane of height 1."""
 
 
-def draw(trace: str, output: str) -> None:
+def draw(trace: str) -> Figure:
     """Two panels, the whole step and the part around the loss; a lane for each host thread and kind of kernel."""
     found = read(trace)
     begin = found.stages[0].start
@@ -44,7 +45,7 @@ def draw(trace: str, output: str) -> None:
         draw_window(axes, found, lanes, window, begin)
     panels[0].set_title("the whole step")
     panels[1].set(title="around the loss" if around else "in the middle", xlabel="ms since the step began")
-    save(figure, output)
+    return figure
 
 
 def read(trace: str) -> Trace:

@@ -1,16 +1,19 @@
 """Purposes of the memory at the peak, by context and precision."""
 
-from scripts.rendering.style import NotDrawn, legend, looks, save, stacked_bar, subplots
-from scripts.views.data import PRECISIONS, load_at_one_setting, select
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from scripts.rendering.style import NotDrawn, legend, looks, stacked_bar, subplots
+from scripts.views.data import PRECISIONS, select
 from scripts.views.memory import FOLLOWED, HATCHES, contexts, parts, peak_gib, profiled
 
 WIDTH = 0.37
 LOOKS = looks(HATCHES)
 
 
-def draw(table: str, output: str) -> None:
+def draw(table: DataFrame) -> Figure:
     """Stacked bars, fp32 next to bf16 at each context, one panel per kind of step."""
-    rows = select(profiled(load_at_one_setting("memory_profile", table)), attention="plain")
+    rows = select(profiled(table), attention="plain")
     if not len(select(rows, metric="peak_allocated")):
         raise NotDrawn("no memory was recorded on this machine")
     figure, panels = subplots(len(FOLLOWED), height=3.2)
@@ -30,4 +33,4 @@ def draw(table: str, output: str) -> None:
         axes.margins(y=0.15)
     panels[0].set_ylabel("memory at the peak / GiB")
     legend(panels, ncols=4, fontsize=8)
-    save(figure, output)
+    return figure

@@ -1,15 +1,15 @@
 """Memory in use during a step, by purpose: a forward pass without and with a graph, and a training step."""
 
 import numpy
-from matplotlib import pyplot
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from pandas import DataFrame
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.record.measurement import parse_samples
-from scripts.rendering.style import WIDTH, NotDrawn, legend, looks, save
-from scripts.views.data import load_at_one_setting, select
+from scripts.rendering.style import NotDrawn, legend, looks, subplots
+from scripts.views.data import select
 from scripts.views.memory import FOLLOWED, HATCHES, compared_context, peak_gib, profiled, shown_category
 from scripts.views.units import GIB
 
@@ -23,13 +23,13 @@ NARROW = 0.2
 """The name of a stage with less than this share of its panel is written vertically."""
 
 
-def draw(table: str, output: str) -> None:
+def draw(table: DataFrame) -> Figure:
     """Stacked areas over the allocations and frees in their order; stages are separated, the peak is marked."""
-    rows = select(profiled(load_at_one_setting("memory_profile", table)), attention="plain")
+    rows = select(profiled(table), attention="plain")
     context = compared_context(rows)
     if context is None:
         raise NotDrawn("no memory was recorded on this machine")
-    figure, panels = pyplot.subplots(1, len(FOLLOWED), figsize=(WIDTH, 3.6), sharey=True, width_ratios=[1, 1.3, 2.2])
+    figure, panels = subplots(len(FOLLOWED), 3.6, width_ratios=[1, 1.3, 2.2])
     cells = {mode: select(rows, context=context, mode=mode, precision="fp32") for mode in FOLLOWED}
     occurring = {shown_category(category) for cell in cells.values() for category in cell["category"] if category}
     shown = [name for name in LOOKS if name in occurring]
@@ -41,7 +41,7 @@ def draw(table: str, output: str) -> None:
     panels[0].set_ylabel("memory in use / GiB")
     panels[1].set_xlabel(f"allocations and frees, in order\n({rows['label'].iloc[0]}, fp32, context {context})")
     legend(panels, ncols=4, fontsize=8)
-    save(figure, output)
+    return figure
 
 
 def draw_step(axes: Axes, cell: DataFrame, shown: list[str], margin: float) -> None:

@@ -2,11 +2,12 @@
 
 import numpy
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from cs336_systems.measure.gpus import Gpu, gpu_of
-from scripts.rendering.style import COLOURS, NotDrawn, annotate, legend, log_scale, save, subplots
-from scripts.views.data import PRECISIONS, load_at_one_setting, measured_gpu, select
+from scripts.rendering.style import COLOURS, NotDrawn, annotate, legend, log_scale, subplots
+from scripts.views.data import PRECISIONS, measured_gpu, select
 from scripts.views.kernels import profiled_closely
 from scripts.views.roofline import FLASH, WHERE, block_kernels, fused_cell
 
@@ -15,11 +16,10 @@ REACH = (0.05, 3000)
 """Range of FLOPs per byte in the figure."""
 
 
-def draw(table: str, output: str) -> None:
+def draw(data: DataFrame) -> Figure:
     """One panel per precision: rate against FLOPs per byte, with the roofs; our attention is from the cell that uses
     it.
     """
-    data = load_at_one_setting("kernel_profile", table)
     gpu = gpu_of(measured_gpu({"": data}))
     here = profiled_closely(data)
     if gpu is None or not len(here):
@@ -33,7 +33,7 @@ def draw(table: str, output: str) -> None:
         axes.set(title=precision, xlabel="FLOPs per byte")
     panels[0].set_ylabel("TFLOP/s")
     legend(panels, ncols=4, fontsize=8)
-    save(figure, output)
+    return figure
 
 
 def draw_roof(axes: Axes, gpu: Gpu, precision: str) -> None:

@@ -1,11 +1,12 @@
 """The training ladder from the first step to the fastest, and the parts of a step timed alone."""
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from scripts.rendering.markup import significant
-from scripts.rendering.style import COLOURS, HATCHES, NotDrawn, legend, look, save, subplots
-from scripts.views.data import load_at_one_setting, one
+from scripts.rendering.style import COLOURS, HATCHES, NotDrawn, legend, look, subplots
+from scripts.views.data import one
 from scripts.views.training_ladder import PARTS, SHAPE, ends, floor_table, rung_table
 
 COLOUR = [2, 1, 4, 3]
@@ -14,9 +15,8 @@ ROOM = 1.35
 """The axis ends at this many times the second step: the first would hide the others."""
 
 
-def draw(table: str, output: str) -> None:
+def draw(data: DataFrame) -> Figure:
     """A panel for the smallest model, and one for the largest."""
-    data = load_at_one_setting("training_ladder", table)
     found = ends(rung_table(data))
     if not found:
         raise NotDrawn("not measured")
@@ -26,7 +26,7 @@ def draw(table: str, output: str) -> None:
         draw_parts(axes, one(floor_table(data), **dict(ladder.iloc[0][SHAPE])), len(ladder))
         axes.invert_yaxis()
     legend(panels, ncols=3)
-    save(figure, output)
+    return figure
 
 
 def draw_ladder(axes: Axes, ladder: DataFrame) -> None:

@@ -1,12 +1,13 @@
 """When communication overlaps with compute in a training step on several ranks, contender by contender."""
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from numpy import array, linspace
+from pandas import DataFrame
 
 from cs336_systems.experiments.data_parallel import DataParallelTraining
-from scripts.rendering.style import HATCHES, NotDrawn, legend, look, save, subplots
+from scripts.rendering.style import HATCHES, NotDrawn, legend, look, subplots
 from scripts.views.comparison import KINDS, contenders, marked, timeline, traced_cell
-from scripts.views.data import load_at_one_setting
 from scripts.views.data_parallel import shown_in_timelines
 
 ABOVE = ("compute", "optimizer")
@@ -22,10 +23,9 @@ NAMES = {
 LOOKS = {kind: look(name, index, HATCHES[index]) for index, (kind, name) in enumerate(NAMES.items())}
 
 
-def draw(table: str, output: str, *, experiment: str) -> None:
+def draw(measured: DataFrame, experiment: str) -> Figure:
     """One panel per contender, all with the same time axis; of data-parallel wrappers, the fastest of each kind."""
     kind = KINDS[experiment]
-    measured = load_at_one_setting(experiment, table)
     cell = traced_cell(contenders(kind, measured))
     if not len(cell):
         raise NotDrawn("no step was profiled on this machine")
@@ -40,7 +40,7 @@ def draw(table: str, output: str, *, experiment: str) -> None:
     panels[-1].set_xlabel("ms since the step began")
     figure.suptitle(marked(shown.iloc[0]), fontsize="medium")
     legend(panels, ncols=3)
-    save(figure, output)
+    return figure
 
 
 def draw_step(axes: Axes, shares: dict[str, list[float]], length: float) -> None:

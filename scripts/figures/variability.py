@@ -1,16 +1,16 @@
 """The scatter of repeated steps: every timed step against the median of its cell, and every cell's spread."""
 
+from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from scripts.rendering.style import COLOURS, MARKERS, NotDrawn, legend, log_scale, save, subplots
-from scripts.views.data import load_at_one_setting
+from scripts.rendering.style import COLOURS, MARKERS, NotDrawn, legend, log_scale, subplots
 from scripts.views.spread import WIDE
 from scripts.views.steps import OUTLIER, steady, step_table
 
 
-def draw(table: str, output: str) -> None:
+def draw(end_to_end: DataFrame) -> Figure:
     """Left: single steps in their order. Right: spread against the time of the step, host-bound or not."""
-    steps = steady(step_table(load_at_one_setting("end_to_end", table)))
+    steps = steady(step_table(end_to_end))
     steps = steps[steps["std"].notna() & (steps["samples"].map(len) > 0)]
     if not len(steps):
         raise NotDrawn("no samples of repeated steps were kept")
@@ -33,4 +33,4 @@ def draw(table: str, output: str) -> None:
     log_scale(spread.yaxis)
     spread.set(xlabel="median step / ms", ylabel="std / mean / %")
     legend([spread], ncols=2)
-    save(figure, output)
+    return figure

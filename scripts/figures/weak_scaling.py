@@ -1,19 +1,17 @@
 """Weak scaling of every way to train on several ranks."""
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from scripts.rendering.style import NotDrawn, legend, look_of_line, save, subplots
-from scripts.views.data import load_at_one_setting, select
+from scripts.rendering.style import NotDrawn, legend, look_of_line, subplots
+from scripts.views.data import select
 from scripts.views.scaling import scaling
 
 
-def draw(table: str, second_table: str, output: str) -> None:
+def draw(data_parallel: DataFrame, fsdp: DataFrame) -> Figure:
     """A panel per model and setting: the step without communication over each contender's, by number of ranks."""
-    tables = {
-        name: load_at_one_setting(name, path) for name, path in (("data_parallel", table), ("fsdp", second_table))
-    }
-    found = scaling(tables)
+    found = scaling({"data_parallel": data_parallel, "fsdp": fsdp})
     if not len(found):
         raise NotDrawn("no device-bound step without communication was measured on this machine")
     panels = list(dict.fromkeys(found["panel"]))
@@ -27,7 +25,7 @@ def draw(table: str, second_table: str, output: str) -> None:
         axes.set_xlim(*ends)
         axes.set_title(panel, fontsize=8.5)
     legend(all_axes, ncols=len(ranks) + 1)
-    save(figure, output)
+    return figure
 
 
 def draw_panel(axes: Axes, found: DataFrame, ranks: list[int]) -> None:

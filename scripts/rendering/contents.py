@@ -5,6 +5,7 @@ The rules read this too, before anything runs: no pandas and no matplotlib here.
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -15,7 +16,7 @@ from cs336_systems.grids import TRACED
 from cs336_systems.yaml_file import read_yaml
 
 CONTENTS = Path("report/contents.yaml")
-SOURCES = ("table", "trace")
+SOURCES = ("table", TRACE := "trace")
 """The keys of a figure that say what it is drawn from."""
 
 
@@ -41,13 +42,10 @@ class Figure(BaseModel, extra="forbid", strict=True, frozen=True):
     not_recorded: str = ""
     """Why the recorded H200 does not have it yet."""
 
-    def sources(self, tables: Mapping[str, str], traces: Mapping[str, str]) -> dict[str, str]:
-        """Of these, what it is drawn from, by the name that `draw` gives it."""
-        if self.table:
-            return {
-                key: tables[name] for key, name in (("table", self.table), ("second_table", self.second_table)) if name
-            }
-        return {"trace": traces.get(self.trace, "")}
+    def sources(self, tables: Mapping[str, Any], traces: Mapping[str, str]) -> dict[str, Any]:
+        """The tables that it is drawn from, by experiment, or the path of its trace."""
+        names = filter(None, (self.table, self.second_table))
+        return {TRACE: traces.get(self.trace, "")} if self.trace else {name: tables[name] for name in names}
 
     @property
     def modules(self) -> list[str]:

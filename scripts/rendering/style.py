@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-from matplotlib import pyplot
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.axis import XAxis, YAxis
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, StrMethodFormatter
 
@@ -24,8 +24,7 @@ SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 WIDTH = 6.3
 """Width of the page's text, inches."""
 
-matplotlib.use("svg")
-pyplot.rcParams.update(
+rcParams.update(
     {
         "axes.axisbelow": True,
         "axes.grid": True,
@@ -72,25 +71,30 @@ def look_of_line(index: int) -> dict[str, Any]:
     return {name: values[index % len(values)] for name, values in styles.items()}
 
 
-def save(figure: Figure, path: str | Path) -> None:
-    """Write the figure as SVG without a date, with the meanings of its marks."""
+def lay_out(figure: Figure) -> None:
+    """Place the panels for good; in savefig, this would cost an additional drawing."""
     if layout := figure.get_layout_engine():
         # Parts inside their panel need not be measured.
         for axes in figure.axes:
             for artist in (*axes.spines.values(), *axes.lines, *axes.patches, *axes.collections):
                 artist.set_in_layout(False)
-        # In savefig, the layout would cost an additional drawing.
         layout.execute(figure)
         figure.set_layout_engine("none")
+
+
+def save(figure: Figure, path: str | Path) -> None:
+    """Write the figure as SVG without a date, with the meanings of its marks."""
+    lay_out(figure)
     figure.add_artist(Values())
     figure.savefig(path, format="svg", metadata={"Date": None})
-    pyplot.close(figure)
 
 
-def subplots(columns: int = 1, height: float = 2.6, *, rows: int = 1, sharey: bool = True) -> tuple[Figure, list[Axes]]:
+def subplots(
+    columns: int = 1, height: float = 2.6, *, rows: int = 1, sharey: bool = True, **options: Any
+) -> tuple[Figure, list[Axes]]:
     """Panels across the page's width, row by row, with a shared vertical axis unless they show different things."""
-    figure, axes = pyplot.subplots(rows, columns, figsize=(WIDTH, height), sharey=sharey, squeeze=False)
-    return figure, list(axes.flat)
+    figure = FigureCanvasSVG(Figure(figsize=(WIDTH, height))).figure
+    return figure, list(figure.subplots(rows, columns, sharey=sharey, squeeze=False, **options).flat)
 
 
 def legend(panels: Sequence[Axes], **options: Any) -> None:
@@ -109,12 +113,12 @@ class NotDrawn(Exception):
     """Raised if there is nothing to draw, with the reason."""
 
 
-def save_note(text: str, path: str | Path) -> None:
+def note(text: str) -> Figure:
     """A figure that says why there is nothing to draw."""
     figure, (axes,) = subplots(height=0.8)
     axes.axis("off")
     axes.text(0.5, 0.5, text, ha="center", va="center", style="italic")
-    save(figure, path)
+    return figure
 
 
 def stacked_bar(

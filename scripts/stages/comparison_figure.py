@@ -8,7 +8,7 @@ from matplotlib.ticker import FuncFormatter
 from pandas import DataFrame, factorize
 
 from cs336_systems.compare.speed import FASTER, SAME, SLOWER, UNDECIDED
-from scripts.rendering.style import COLOURS, legend, save, save_note, subplots
+from scripts.rendering.style import COLOURS, legend, note, save, subplots
 
 LOOKS: Mapping[str, tuple[str, str, float]] = {
     UNDECIDED: ("#bbbbbb", ".", 2.5),
@@ -29,7 +29,7 @@ def draw(comparison: Mapping[str, Any], output: Path) -> None:
     """Ratios on a logarithmic axis, with the interval of each time that changed; host-bound times are omitted."""
     cells = DataFrame(cell for cell in comparison["cells"] if cell["bound"] != "host")
     if not len(cells):
-        save_note("all times are host-bound, so no ratio is drawn", output)
+        save(note("all times are host-bound, so no ratio is drawn"), output)
         return
     cells[["ratio", "low", "high"]] = cells[["ratio", "low", "high"]].clip(1 / WIDEST, WIDEST)
     # The height of a mark: its experiment's line, and across it its rank among the experiment's times.

@@ -3,25 +3,33 @@
 import gc
 import hashlib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from scripts.rendering.style import NotDrawn, save_note
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from scripts.rendering.contents import TRACE
+from scripts.rendering.style import NotDrawn, note, save
 from scripts.tools.log import log_to
 from scripts.tools.processes import in_processes
+from scripts.views.data import load_at_one_setting
 
 
-def draw(script: str, options: Mapping[str, str], output: str, **source: str) -> None:
-    """Let a module of scripts/figures draw its source file as an SVG.
-
-    The source is a keyword argument: `table`, and `second_table` if needed, or `trace`, which is empty if there is
-    none; closed forms have no source.
-    """
+def drawn(script: str, options: Mapping[str, str], sources: Iterable[DataFrame | str]) -> Figure:
+    """Let a module of scripts/figures draw tables, or the trace at a path; an empty path means that there is none."""
     try:
-        importlib.import_module(f"scripts.figures.{script}").draw(**source, output=output, **options)
+        figure: Figure = importlib.import_module(f"scripts.figures.{script}").draw(*sources, **options)
     except NotDrawn as reason:
-        save_note(str(reason), output)
+        return note(str(reason))
+    return figure
+
+
+def draw(script: str, options: Mapping[str, str], output: str, source: Mapping[str, str]) -> None:
+    """Draw the tables at some paths, by experiment, or a trace as an SVG."""
+    sources = [path if name == TRACE else load_at_one_setting(name, path) for name, path in source.items()]
+    save(drawn(script, options, sources), output)
 
 
 def draw_if_changed(script: str, options: Mapping[str, str], output: str, code: str, source: Mapping[str, str]) -> None:
@@ -34,7 +42,7 @@ def draw_if_changed(script: str, options: Mapping[str, str], output: str, code: 
     if picture.exists() and picture.read_text(encoding="utf-8").endswith(mark):
         picture.touch()
         return
-    draw(script, options, output, **source)
+    draw(script, options, output, source)
     with picture.open("a", encoding="utf-8") as file:
         file.write(mark)
 
@@ -44,6 +52,4 @@ if __name__ == "__main__":
     with log_to(snakemake.log[0]):
         # A figure's many objects are freed with its process; garbage collection would take an eighth of the time.
         gc.disable()
-        # Before the processes fork, so that it is done once.
-        importlib.import_module("scripts.views.data")
         in_processes(draw_if_changed, snakemake.params.figures, snakemake.threads)

@@ -10,13 +10,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.container import BarContainer, Container
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from pandas import DataFrame
 
@@ -25,12 +23,13 @@ from cs336_systems.plan import Plan, make_plan
 from cs336_systems.record.rows import parameters, read_jobs
 from cs336_systems.record.validation import Row
 from scripts.rendering.contents import read_contents
+from scripts.rendering.style import lay_out
 from scripts.stages import tables
-from scripts.stages.draw import draw
+from scripts.stages.draw import drawn
 from scripts.stages.self_checks import all_checks
 from scripts.stages.writeup import compute, fill
 from scripts.views.coverage import cover
-from scripts.views.data import frame
+from scripts.views.data import at_one_setting, frame
 from tests.samples import ROOT, config, planned_rows
 
 FOLDER = Path(__file__).parent
@@ -96,17 +95,14 @@ def texts() -> dict[str, str]:
 
 def figure_lines(rows: Mapping[str, list[Row]], traces: Mapping[str, str]) -> Iterator[str]:
     """The content of each figure: per panel its title and axes, per line, bar or area its name and numbers."""
-    drawn: list[Figure] = []
-    kept = mock.patch.object(Figure, "savefig", lambda figure, *args, **options: drawn.append(figure))
-    loaded = mock.patch("scripts.views.data.load_file", lambda name, *_: frame(name, rows[name]))
-    with kept, loaded:
-        for name, figure in read_contents().figures.items():
-            draw(figure.script, figure.options, "", **figure.sources(dict.fromkeys(rows, ""), traces))
-            yield f"== {name}"
-            finished = drawn.pop()
-            for axes in finished.axes:
-                yield from axes_lines(axes)
-            yield from (f"legend: {text.get_text()!r}" for legend in finished.legends for text in legend.get_texts())
+    tables = {name: at_one_setting(name, frame(name, table)) for name, table in rows.items()}
+    for name, figure in read_contents().figures.items():
+        picture = drawn(figure.script, figure.options, figure.sources(tables, traces).values())
+        lay_out(picture)
+        yield f"== {name}"
+        for axes in picture.axes:
+            yield from axes_lines(axes)
+        yield from (f"legend: {text.get_text()!r}" for legend in picture.legends for text in legend.get_texts())
 
 
 def axes_lines(axes: Axes) -> Iterator[str]:

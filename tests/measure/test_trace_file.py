@@ -49,7 +49,7 @@ def test_anything_else_is_refused_with_its_name(tmp_path, content, message):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(f"{path}: {message}")) as error:
-        draw(trace=str(path), output=str(tmp_path / "figure.svg"))
+        draw(str(path))
     assert "\n" not in str(error.value)
 
 

@@ -3,26 +3,24 @@
 Some rows of the tables are made larger; then what is drawn has to change where the words name them, and nowhere else.
 """
 
-import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from unittest import mock
 
 import numpy
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.optimizer_sharding import CONTENDERS
 from cs336_systems.record.measurement import parse_samples
 from scripts.rendering.contents import read_contents
-from scripts.stages.draw import draw
+from scripts.stages.draw import drawn as draw
 from scripts.views.communication import BACKENDS
+from scripts.views.data import at_one_setting
 from tests.samples import ROOT
 from tests.support.faults import NUMBERS, recorded
 
@@ -88,14 +86,9 @@ def tables_of(name):
 
 def figure_of(name: str, tables) -> Figure:
     """A figure of the report, drawn from tables."""
-    figure, drawn = FIGURES[name], []
-    kept = mock.patch.object(Figure, "savefig", lambda figure, *args, **options: drawn.append(figure))
-    loaded = mock.patch("scripts.views.data.load_file", lambda experiment, *_: tables[experiment].copy())
-    # Where panels stand, which takes the longest, changes nothing that is looked at.
-    placed = mock.patch.object(ConstrainedLayoutEngine, "execute")
-    with contextlib.chdir(ROOT), kept, loaded, placed:
-        draw(figure.script, figure.options, "", **figure.sources(dict.fromkeys(tables, ""), ""))
-    return drawn.pop()
+    figure = FIGURES[name]
+    sources = figure.sources(tables, {})
+    return draw(figure.script, figure.options, [at_one_setting(*source) for source in sources.items()])
 
 
 def drawn(figure: Figure) -> Iterator[Drawn]:

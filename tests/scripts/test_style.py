@@ -1,21 +1,20 @@
 """Text of figures: as it is, and ticks that need no math."""
 
 import pytest
-from matplotlib import pyplot
 
-from scripts.rendering.style import legend, powers, save, save_note
+from scripts.rendering.style import legend, note, powers, save, subplots
 
 COLOUR = {"one": "red", "two": "green", "three": "blue"}
 
 
 @pytest.mark.parametrize("name", ["$x$", "a$b{$", r"cost in $, or in $\frac", "a_b^c"])
 def test_a_name_with_dollar_signs_is_written_as_it_is(tmp_path, name):
-    save_note(f"operator {name}", tmp_path / "figure.svg")
+    save(note(f"operator {name}"), tmp_path / "figure.svg")
     assert f"<!-- operator {name} -->" in (tmp_path / "figure.svg").read_text()
 
 
 def test_ticks_of_a_logarithmic_axis_are_powers_of_its_base(tmp_path):
-    figure, axes = pyplot.subplots()
+    figure, (axes,) = subplots()
     axes.plot([2**6, 2**10], [0.01, 100])
     powers(axes.xaxis, 2)
     powers(axes.yaxis)
@@ -27,11 +26,11 @@ def test_ticks_of_a_logarithmic_axis_are_powers_of_its_base(tmp_path):
 
 
 def test_a_legend_shows_each_name_once_with_the_colour_of_what_is_drawn():
-    figure, panels = pyplot.subplots(1, 2)
+    figure, panels = subplots(2)
     for axes, names in zip(panels, (["one", "two"], ["two", "three"]), strict=True):
         for name in names:
             axes.plot([0, 1], [0, 1], color=COLOUR[name], label=name)
-    legend(list(panels))
+    legend(panels)
     (made,) = figure.legends
     shown = {text.get_text(): line.get_color() for text, line in zip(made.get_texts(), made.get_lines(), strict=True)}
     assert shown == COLOUR

@@ -15,7 +15,7 @@ from cs336_systems.grids import TRACED
 from cs336_systems.plan import Plan, make_plan, plan_to_json
 from cs336_systems.record.measurement import WHOLE_CELL, Measurement
 from scripts.rendering.contents import read_contents
-from scripts.rendering.style import save_note
+from scripts.rendering.style import note, save
 from scripts.stages.draw import draw
 from scripts.stages.self_checks import write_checks
 from scripts.stages.tables import merge_all
@@ -82,7 +82,7 @@ def write_report(folder: Path, plan: Plan, rows: dict, trace: str = "", *, pictu
             output = results / "figures" / f"{name}.svg"
             output.write_text(EMPTY_PICTURE)
             if pictures:
-                draw(figure.script, figure.options, str(output), **figure.sources(tables, traces))
+                draw(figure.script, figure.options, str(output), figure.sources(tables, traces))
         write_checks(tables, str(results / "checks.csv"))
         typeset_again(plan)
 
@@ -245,7 +245,7 @@ def test_results_can_be_a_link_to_another_disk(tmp_path, monkeypatch):
     Path("disk").mkdir()
     monkeypatch.chdir("project")
     Path("results").symlink_to(tmp_path / "disk")
-    save_note("not measured", "results/figure.svg")
+    save(note("not measured"), "results/figure.svg")
     Path("results/writeup.typ").write_text('#image("/results/figure.svg")')
     typeset(Path("results/writeup.typ"), Path("results/writeup.pdf"))
     assert (tmp_path / "disk/writeup.pdf").read_bytes().startswith(b"%PDF")

@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 import vl_convert
-from matplotlib import pyplot
 from selenium import webdriver
 from selenium.webdriver.support.wait import WebDriverWait
 
@@ -95,7 +94,6 @@ def make_page(folder, charts, *, measured=MEASURED, reference=None, machine="cpu
     axes.set(xlabel="context / tokens", ylabel="step / ms")
     style.save(figure, folder / "lines.svg")
     shutil.copy(folder / "lines.svg", folder / "wide.svg")
-    pyplot.close(figure)
     write(
         source=str(folder / "writeup.typ"),
         figures=[str(folder / f"{name}.svg") for name in ("lines", "wide")],

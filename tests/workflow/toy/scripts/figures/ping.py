@@ -1,12 +1,15 @@
 """All-reduce time against message size."""
 
-from scripts.rendering.style import MARKERS, NotDrawn, legend, save, subplots
-from scripts.views.data import load_at_one_setting, select
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from scripts.rendering.style import MARKERS, NotDrawn, legend, subplots
+from scripts.views.data import select
 
 
-def draw(table: str, output: str) -> None:
+def draw(table: DataFrame) -> Figure:
     """One line per number of processes."""
-    data = select(load_at_one_setting("ping", table), metric="all_reduce")
+    data = select(table, metric="all_reduce")
     if not len(data):
         raise NotDrawn("no ping was measured")
     figure, panels = subplots()
@@ -16,4 +19,4 @@ def draw(table: str, output: str) -> None:
     axes.set_xlabel("numbers")
     axes.set_ylabel("all-reduce / ms")
     legend(panels)
-    save(figure, output)
+    return figure
