@@ -12,11 +12,6 @@ from scripts.rendering.markup import (
     Typst,
     escape,
     finalize,
-    fixed,
-    listing,
-    mean_std,
-    significant,
-    span,
     string,
 )
 from tests.samples import pdf_text, squeeze
@@ -98,57 +93,10 @@ def test_a_value_without_a_format_is_refused(value):
         finalize(value)
 
 
-@pytest.mark.parametrize(
-    ("value", "digits", "printed"),
-    [
-        (1234.5, 3, "1234"),
-        (123.456, 3, "123"),
-        (12.3456, 3, "12.3"),
-        (1.23456, 3, "1.23"),
-        (0.0012345, 3, "0.00123"),
-        (0.0012345, 2, "0.0012"),
-        (9.9995, 7, "9.999500"),
-        (-0.5, 2, "-0.50"),
-        (0.0, 3, "0"),
-    ],
-)
-def test_significant_digits(value, digits, printed):
-    assert significant(value, digits) == printed
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "printed"),
-    [
-        ("ms", 12.345, "12.3\u202fms"),
-        ("seconds", 0.5, "0.500\u202fs"),
-        ("times", 1.005, "1.00×"),
-        ("times", 2, "2.00×"),
-        ("percent", 0.123, "12\u202f%"),
-        ("percent", 0.00123, "0.12\u202f%"),
-    ],
-)
-def test_numbers_have_units_that_stay_with_them(name, value, printed):
-    assert markup.FILTERS[name](value) == printed
-
-
 @pytest.mark.parametrize("name", ["sig", "ms", "seconds", "times", "percent"])
 @pytest.mark.parametrize("value", [None, math.nan])
 def test_what_is_not_a_number_is_not_measured(name, value):
     assert markup.FILTERS[name](value) == '#"not measured";'
-
-
-def test_a_column_of_numbers_has_equally_many_decimals():
-    assert fixed([12.345, 120.0, None, math.nan]) == ["12.3", "120.0", "", ""]
-    assert fixed([1.2345, 120.0]) == ["1.23", "120.00"]
-    assert fixed([]) == []
-    assert mean_std([(12.345, 0.678), (120.0, None), (None, None)]) == ["12.3 ± 0.7", "120.0", ""]
-
-
-@pytest.mark.parametrize(
-    ("items", "text"), [([], ""), (["a"], "a"), (["a", "b"], "aandb"), (["#a", "b", "c*"], "#a,bandc*")]
-)
-def test_a_listing_reads_as_prose(typeset, items, text):
-    assert typeset(listing(items)) == text
 
 
 def test_a_reason_spans_the_columns_it_empties(typeset):
@@ -160,16 +108,3 @@ def test_a_reason_spans_the_columns_it_empties(typeset):
     )
     assert table.markup().count("colspan: 3") == 1
     assert typeset(table.markup()) == "gsizefp32bf16ratiosmall123#xl" + squeeze(why)
-
-
-@pytest.mark.parametrize(
-    ("values", "unit", "printed"),
-    [
-        ((1.0, 2.0), "ms", "1.00\u202fms to 2.00\u202fms"),
-        ((205.9, 206.2), "ms", "206\u202fms"),
-        ((1.141, 1.144), "×", "1.14×"),
-        ((0.1, 0.25), "%", "10\u202f% to 25\u202f%"),
-    ],
-)
-def test_a_span_of_one_number_is_that_number(values, unit, printed):
-    assert span(values, unit) == printed
