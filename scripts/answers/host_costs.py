@@ -25,7 +25,7 @@ LAUNCHES: Columns = {
     **{
         way: {
             "launches": f"{{launches {way}:.0f}}",
-            "step / ms": f"{{step {way}:sig}}{{star {way}}}",
+            "step / ms": f"{{step {way}:sig}}{{host_bound {way}:star}}",
             "busy / %": f"{{busy {way}:share}}",
             "µs each": f"{{host {way}:sig}}",
         }
@@ -88,14 +88,10 @@ def launches(steps: DataFrame, missing: str) -> Answer:
 
 
 def both_ways(steps: DataFrame) -> DataFrame:
-    """One row per size, the columns of its eager and its compiled step, prefixed by their names."""
-    steps = steps.assign(star=steps["host_bound"].map({True: " *", False: ""})).set_index("size")
-    halves = [
-        select(steps, compiled=compiled).add_suffix(f" {way}")
-        for way, compiled in (("eager", False), ("compiled", True))
-    ]
-    wide = halves[0].join(halves[1], how="outer").reindex(size_order(steps.reset_index()))
-    return wide.assign(label=wide["label eager"].fillna(wide["label compiled"]))
+    """One row per size, the columns of its eager and its compiled step, followed by their names."""
+    eager, compiled = (select(steps, compiled=way) for way in (False, True))
+    wide = eager.merge(compiled, on=["size", "label"], how="outer", suffixes=(" eager", " compiled"))
+    return wide.set_index("size").loc[size_order(wide)]
 
 
 def graph(steps: DataFrame, data_parallel: DataFrame, missing: str) -> Answer:

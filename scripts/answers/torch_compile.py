@@ -36,7 +36,7 @@ def attention(table: DataFrame) -> Answer:
     longest = select(told, sequence=told["sequence"].max())
     quick, slow, gains = faster_one(longest["gain"])
     facts = Facts(row=last(longest), quick=quick, slow=slow, gains=gains)
-    lowers = bool((longest["compiled_peak"] < longest["eager_peak"]).any())
+    lowers = bool((longest["peak_memory_compiled"] < longest["peak_memory_eager"]).any())
     return Answer(
         asked="(a) Attention",
         verdict=facts.say(
@@ -46,11 +46,12 @@ def attention(table: DataFrame) -> Answer:
         or say("Cannot be decided: in every cell, compiled or eager is host-bound."),
         more=facts.say(
             "Compiled attention is slower in {losses} of {all}.",
-            "Compiling lowers the peak at d = {row[d]} from {row[eager_peak]:gib} to {row[compiled_peak]:gib}."
+            "Compiling lowers the peak at d = {row[d]} from {row[peak_memory_eager]:gib} to "
+            "{row[peak_memory_compiled]:gib}."
             if lowers
             else "",
             losses=int((told["gain"] < 1).sum()) or "none",
-            all=count(len(told), "device-bound shape" if measured(pairs["eager_busy"].max()) else "shape"),
+            all=count(len(told), "device-bound shape" if measured(pairs["device_busy_eager"].max()) else "shape"),
         ),
         evidence=Captioned(
             grid_table(table, TIMES),
@@ -61,7 +62,7 @@ def attention(table: DataFrame) -> Answer:
             "In {cells} one of the two is host-bound; there, eager attention keeps the device busy {work:span times} "
             "as long as compiled attention.",
             cells=count(len(waits), "shape"),
-            work=least_and_most(waits["eager_busy"] / waits["compiled_busy"]),
+            work=least_and_most(waits["device_busy_eager"] / waits["device_busy_compiled"]),
         ),
     )
 

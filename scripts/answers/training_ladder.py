@@ -9,7 +9,7 @@ from typing import Any
 import pandas
 from pandas import DataFrame, Series
 
-from cs336_systems.experiments.training_ladder import FIRST, RUNGS, TOP
+from cs336_systems.experiments.training_ladder import CHECKPOINT, FIRST, RUNGS, TOP
 from scripts.rendering.answer import (
     NOT_HERE,
     NOTHING,
@@ -26,7 +26,7 @@ from scripts.rendering.answer import (
 from scripts.rendering.grid import Columns, crossed, grid
 from scripts.rendering.markup import Tile, Typst, fixed_point, measured, milliseconds
 from scripts.views.closed_forms import sized
-from scripts.views.data import last, measured_machine, one
+from scripts.views.data import last, measured_machine, one, select
 from scripts.views.published import published_table
 from scripts.views.training_ladder import (
     MFU_CONVENTIONS,
@@ -41,7 +41,6 @@ from scripts.views.training_ladder import (
     losses,
     needed,
     out_of_memory,
-    recomputed_table,
     rung_table,
     utilization,
     worth_doing,
@@ -284,14 +283,15 @@ def in_fp8(rungs: DataFrame, best: Series) -> Typst:
 
 def memory(rungs: DataFrame) -> Answer:
     """The memory and the time of recomputed blocks, next to the fastest step."""
-    found = recomputed_table(rungs)
-    most = last(found.dropna(subset="saved").sort_values("saved"))
+    best = DataFrame([fastest(ladder) for ladder in ladders(rungs)], columns=rungs.columns)
+    both = best.merge(select(rungs, rung=CHECKPOINT.name), on=SHAPE, suffixes=("", "_recomputed"))
+    saved = (both["peak_memory"] - both["peak_memory_recomputed"]).dropna().sort_values()
     return Answer(
         asked="If memory is short",
         verdict=say(
-            "Recomputing blocks except attention saves {row[saved]:gib} at {row[slower]:times} the time "
-            "({row[label]}).",
-            row=most,
+            "Recomputing blocks except attention saves {row[peak_memory] - row[peak_memory_recomputed]:gib} at "
+            "{row[step_recomputed] / row[step]:times} the time ({row[label]}).",
+            row=last(both.loc[saved.index]),
         ),
         reason="Each block keeps its input and attention's output and log-sum-exp. Its matmuls and passes run again in "
         "the backward pass; attention does not.",

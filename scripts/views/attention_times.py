@@ -15,6 +15,7 @@ from scripts.rendering.answer import NOTHING, least_and_most, say
 from scripts.rendering.markup import Typst
 from scripts.views.attention_calls import PASSES
 from scripts.views.cells import side_by_side
+from scripts.views.data import select
 from scripts.views.verdicts import against
 
 IMPLEMENTATION = ["implementation", "precision", "compiled_call"]
@@ -137,15 +138,10 @@ def strongest(met: DataFrame, names: Iterable[str]) -> str | None:
 def backward_pairs(cells: DataFrame) -> DataFrame:
     """Shapes at which the backward pass was timed both as kernels and as compiled PyTorch.
 
-    Columns: SHAPE; `kernels` and `compiled`, ms; `gain`, their ratio; `waits`, whether either is host-bound.
+    Columns: SHAPE; `gain`, the time of compiled PyTorch over the kernels'; `waits`, whether either is host-bound.
     """
-    ways = {"kernels": "triton", "compiled": "triton_compiled_backward"}
-    halves = [
-        cells[cells["implementation"] == name].set_index(SHAPE)[["backward", "waits"]].add_prefix(f"{way}_")
-        for way, name in ways.items()
-    ]
-    pairs = halves[0].join(halves[1], how="inner").reset_index()
-    pairs = pairs.rename(columns={f"{way}_backward": way for way in ways})
+    kernels, compiled = (select(cells, implementation=name) for name in ("triton", "triton_compiled_backward"))
+    pairs = kernels.merge(compiled, on=SHAPE, suffixes=("", "_compiled"))
     return pairs.assign(
-        gain=pairs["compiled"] / pairs["kernels"], waits=pairs["kernels_waits"] | pairs["compiled_waits"]
+        gain=pairs["backward_compiled"] / pairs["backward"], waits=pairs["waits"] | pairs["waits_compiled"]
     )

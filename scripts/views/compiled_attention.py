@@ -47,23 +47,17 @@ def mean(rows: DataFrame, name: str) -> str:
 def paired(table: DataFrame) -> DataFrame:
     """One row per shape that was measured both ways.
 
-    Columns: the parameters; `eager` and `compiled`, medians of both passes together, ms; `gain`, their ratio;
-    `host_bound`, whether either is; with the suffix `_busy` the device's busy time, and with `_peak` the peak, MiB: NaN
-    if not measured.
+    Columns: the parameters; with the suffixes `_eager` and `_compiled`, `time`, the median of both passes together, ms,
+    `device_busy`, ms, and `peak_memory`, MiB, NaN if not measured; `gain`, the ratio of the times; `host_bound`,
+    whether either is.
     """
-    wanted = [*PASSES, "device_busy", "peak_memory"]
-    cells = side_by_side(table, Attention, "median").reindex(columns=wanted).reset_index()
+    metrics = [*PASSES, "device_busy", "peak_memory"]
+    cells = side_by_side(table, Attention, "median").reindex(columns=metrics)
     cells["time"] = cells["forward"] + cells["backward"]
-    keys = [name for name in cells.columns if name not in (*wanted, "time", "compiled")]
-    halves = [
-        select(cells, compiled=compiled)
-        .set_index(keys)[["time", "device_busy", "peak_memory"]]
-        .rename(columns={"time": name, "device_busy": f"{name}_busy", "peak_memory": f"{name}_peak"})
-        for name, compiled in (("eager", False), ("compiled", True))
-    ]
-    pairs = halves[0].join(halves[1], how="inner").reset_index()
-    pairs["gain"] = pairs["eager"] / pairs["compiled"]
-    pairs["host_bound"] = False
-    for name in ("eager", "compiled"):
-        pairs["host_bound"] |= host_bound(pairs[name], pairs[f"{name}_busy"])
+    cells["host_bound"] = host_bound(cells["time"], cells["device_busy"])
+    keys = [name for name in cells.index.names if name != "compiled"]
+    eager, compiled = (select(cells.reset_index(), compiled=way) for way in (False, True))
+    pairs = eager.merge(compiled, on=keys, suffixes=("_eager", "_compiled"))
+    pairs["gain"] = pairs["time_eager"] / pairs["time_compiled"]
+    pairs["host_bound"] = pairs["host_bound_eager"] | pairs["host_bound_compiled"]
     return pairs[pairs["gain"].notna()]

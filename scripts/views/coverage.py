@@ -63,26 +63,22 @@ def cell_outcomes(experiment: str, table: DataFrame) -> dict[tuple[Any, ...], st
 def losses(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
     """Why cells or single metrics have no number.
 
-    One row per experiment, grid, metric and status, with the number of cells and the first reason; for cells that
-    were not run, one row per reason.
+    One row per experiment, metric and status, with the number of cells and the first reason; for cells that were not
+    run, one row per reason.
     """
     why_not_run = reasons(plan)
     lost: list[tuple[str, ...]] = []
     for experiment, jobs in plan.jobs.items():
-        grids = {dataclasses.astuple(cell): job.grid for job in jobs.values() for cell in job.cells}
         table = tables[experiment]
         rows = table[table["status"] != "ok"]
-        what = (rows[column] for column in ("metric", "status", "message"))
-        # A cell that was measured once but is no longer planned has no grid.
-        cells = zip(cells_of(experiment, rows), *what, strict=True)
-        lost += [(experiment, grids.get(cell, NO_GRID), *why, "") for cell, *why in cells]
+        lost += [(experiment, *row, "") for row in rows[["metric", "status", "message"]].itertuples(index=False)]
         measured = set(cells_of(experiment, table))
         for job in jobs.values():
             why = why_not_run(job)
             missing = sum(dataclasses.astuple(cell) not in measured for cell in job.cells)
-            lost += [(experiment, job.grid, WHOLE_CELL, NOT_RUN, why, why)] * missing
-    alike = ["experiment", "grid", "metric", "status", "not run"]
-    found = DataFrame(lost, columns=[*alike[:4], "reason", "not run"]).groupby(alike, sort=False)["reason"]
+            lost += [(experiment, WHOLE_CELL, NOT_RUN, why, why)] * missing
+    alike = ["experiment", "metric", "status", "not run"]
+    found = DataFrame(lost, columns=[*alike[:3], "reason", "not run"]).groupby(alike, sort=False)["reason"]
     return found.agg(cells="size", reason="first").reset_index().drop(columns="not run")
 
 

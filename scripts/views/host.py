@@ -4,14 +4,14 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
 from scripts.rendering.answer import least_and_most
-from scripts.rendering.grid import grid
+from scripts.rendering.grid import crossed
 from scripts.rendering.markup import Table
 from scripts.views.comparison import compared, described
-from scripts.views.data import flat, select, size_order
+from scripts.views.data import select, size_order
 from scripts.views.steps import steady, step_table
 
-COSTS = {"launches": ("launches", 0), "host": ("ms", 2), "each": ("µs each", 1)}
-"""The columns of each cell, and their decimals."""
+COSTS = {"launches": "{launches:.0f}", "ms": "{host:.2f}", "µs each": "{each:.1f}"}
+"""The columns of each cell."""
 
 
 def per_launch(end_to_end: DataFrame) -> DataFrame:
@@ -50,12 +50,7 @@ def host_table(table: DataFrame) -> tuple[str, Table]:
         return "", Table([], [])
     rows = compared(DataParallelTraining, select(measured, size=size_order(measured)[0]))
     rows = described(DataParallelTraining, rows)
-    wide = rows.pivot(index=["cell", "title"], columns="metric", values="median").reset_index()
-    wide["each"] = 1e3 * wide["host"] / wide["launches"]
-    costs = flat(wide.pivot(index="title", columns="cell", values=list(COSTS)))
-    columns = {
-        cell: {title: f"{{{name} {cell}:.{digits}f}}" for name, (title, digits) in COSTS.items()}
-        for cell in dict.fromkeys(rows["cell"])
-    }
-    costs = costs.reindex(list(dict.fromkeys(rows["title"]))).reset_index()
-    return rows["label"].iloc[0], grid(costs, {"": {"": "{title}"}, **columns})
+    keys = ["cell", "title"]
+    costs = rows.pivot(index=keys, columns="metric", values="median").loc[rows.set_index(keys).index.unique()]
+    costs["each"] = 1e3 * costs["host"] / costs["launches"]
+    return rows["label"].iloc[0], crossed(costs.reset_index(), "title", "cell", COSTS)

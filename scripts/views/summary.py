@@ -73,7 +73,6 @@ def summarize(
         "lost": lost_in_words(coverage),
         "cells_unplanned": int(coverage[UNPLANNED].sum()),
         "coverage": coverage_table(coverage),
-        "not_measured": not_measured_table(lost),
         "reasons": reasons_table(lost),
         "failed": failed_table(checks),
         "checks": checks.to_dict("records"),
@@ -174,11 +173,3 @@ def reasons_table(lost: DataFrame) -> Table | None:
         for reason, rows in lost.groupby(reasons, sort=False)
     ]
     return Table(["reason", "experiments", "lost"], body, text_columns=2) if body else None
-
-
-def not_measured_table(lost: DataFrame) -> Table | None:
-    """Each reason for cells without a measurement, and the number of cells."""
-    body = [list(map(str, line)) for line in lost.itertuples(index=False, name=None)]
-    if not body:
-        return None
-    return Table(["experiment", "grid", "what", "status", "cells", "first reason"], body, text_columns=6)

@@ -11,7 +11,7 @@ from cs336_systems.accounting.step_time import at_rates
 from cs336_systems.accounting.step_work import Rates, step_work, update_work
 from cs336_systems.accounting.transformer import matmul_flops
 from cs336_systems.compare.speed import host_bound
-from cs336_systems.experiments.training_ladder import CHECKPOINT, FP8, LADDER, RUNGS, TOP
+from cs336_systems.experiments.training_ladder import FP8, LADDER, RUNGS, TOP
 from cs336_systems.measure.gpus import gpu_of
 from scripts.views.cells import wide
 from scripts.views.closed_forms import flops_of, model_of
@@ -220,26 +220,6 @@ def wrapped_table(table: DataFrame) -> DataFrame:
     ways["over"] = (ways["step"] / ways["baseline"]).where(alike)
     ways["tokens"] = 1e3 * ways["processes"] * ways["batch_size"] * ways["context"] / ways["step"]
     return ways.sort_values("rung", key=lambda names: names.map(list(RUNGS).index), kind="stable")
-
-
-def recomputed_table(rungs: DataFrame) -> DataFrame:
-    """One row per cell whose fastest exact rung and whose recomputing one were timed, from `rung_table`.
-
-    Columns: SHAPE, `gpu`; `step` and `peak_memory` of the fastest; `recomputed_step` and `recomputed_peak`; `slower`,
-    the ratio of the times; `saved`, MiB.
-    """
-    rows = []
-    for ladder in ladders(rungs):
-        best = fastest(ladder)
-        cell = rungs[(rungs[SHAPE] == best[SHAPE]).all(axis=1) & (rungs["rung"] == CHECKPOINT.name)]
-        for _, found in cell.iterrows():
-            other = {"recomputed_step": found["step"], "recomputed_peak": found["peak_memory"]}
-            rows.append({**best[[*SHAPE, "gpu", "step", "peak_memory"]], **other})
-    columns = [*SHAPE, "gpu", "step", "peak_memory", "recomputed_step", "recomputed_peak"]
-    table = DataFrame(rows, columns=columns)
-    return table.assign(
-        slower=table["recomputed_step"] / table["step"], saved=table["peak_memory"] - table["recomputed_peak"]
-    )
 
 
 def losses(table: DataFrame) -> DataFrame:

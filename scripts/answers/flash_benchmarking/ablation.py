@@ -5,7 +5,7 @@ from pandas import DataFrame, Series
 from scripts.rendering.answer import Answer, Captioned, least_and_most, say
 from scripts.rendering.markup import Table, fixed_point
 from scripts.views.data import one, select
-from scripts.views.spread import legend, mark, marked
+from scripts.views.spread import MARKS, mark, marked
 
 DECISIONS = {
     "descriptors": "tiles loaded by pointers",
@@ -38,16 +38,16 @@ def ablation(table: DataFrame) -> Answer:
         for worth in [worths(own).groupby("without")["worth"]]
         for medians in [worth.median()]
     ]
-    shown = ablation_table(rows)
     lengths = [f"{name}: {own['heads'].max()} heads of {own['sequence'].max()} tokens" for name, own in rows.items()]
     return Answer(
         asked="Design decisions",
         verdict=costs[0],
         more=say(*costs[1:]),
         evidence=Captioned(
-            shown,
+            ablation_table(rows),
             "Time of the Triton kernels in ms, and relative time with one decision reverted; causal, "
-            f"{', '.join(lengths)}. –: does not apply. {legend(shown)}".strip(),
+            f"{', '.join(lengths)}.",
+            legend={"–": "–: does not apply", **MARKS},
         ),
         reason=say(
             "Each decision is reverted alone, with the tiles that were chosen for it. If these tiles no longer "

@@ -11,7 +11,7 @@ from scripts.rendering.markup import Table, Typst, finalize, with_unit
 from scripts.views.attention_calls import ONE_HEAD, PASSES, gain_of_products, our_implementation
 from scripts.views.attention_times import duels
 from scripts.views.data import measured_gpu, one, reason, select, statistic
-from scripts.views.spread import legend, mark, marked
+from scripts.views.spread import MARKS, mark, marked
 
 REFERENCE_D = 64
 HIDDEN = {NONE: f"{NONE}: host-bound, so the device's time is unknown"}
@@ -29,12 +29,15 @@ def against_plain(table: DataFrame, cells: DataFrame, found: Mapping[str, Any]) 
     longest = {str(name): own.iloc[-1] for name, own in select(met, d=d).sort_values("sequence").groupby("precision")}
     precision = min(longest, default="")  # bf16, if it was measured
     cell, other = longest.get(precision), longest.get("fp32") if precision == "bf16" else None
-    shown = {each: grid_table(alone, known, met, each, ours) for each in dimensions}
-    on_device = "Device: both passes on the device, replayed from a CUDA graph where the host is slower. "
+    on_device = " Device: both passes on the device, replayed from a CUDA graph where the host is slower."
     on_device = on_device if table["gpu"].any() else ""
-    captions = {
-        each: f"Medians, causal, one head, d = {each}, ms. {on_device}{legend(grid)}".strip()
-        for each, grid in shown.items()
+    shown = {
+        each: Captioned(
+            grid_table(alone, known, met, each, ours),
+            f"Medians, causal, one head, d = {each}, ms.{on_device}",
+            legend=HIDDEN | MARKS,
+        )
+        for each in dimensions
     }
     return Answer(
         asked=asked,
@@ -49,12 +52,9 @@ def against_plain(table: DataFrame, cells: DataFrame, found: Mapping[str, Any]) 
             "" if cell is None else memory(alone, ours, cell),
             in_fp32(met, other),
         ),
-        evidence=Captioned(shown[d], captions[d], legend=HIDDEN),
+        evidence=shown.pop(d),
         reason="" if other is None else units(table),
-        details=[
-            *(Captioned(grid, captions[each], legend=HIDDEN) for each, grid in shown.items() if each != d),
-            "flash_throughput",
-        ],
+        details=[*shown.values(), "flash_throughput"],
     )
 
 

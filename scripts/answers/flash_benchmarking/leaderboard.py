@@ -14,7 +14,7 @@ from scripts.rendering.markup import Table, Typst
 from scripts.views.attention_calls import OURS, titles, with_kernels_for_hopper
 from scripts.views.attention_times import duels, strongest
 from scripts.views.data import one, reason, select, statistic
-from scripts.views.spread import legend, mark, marked
+from scripts.views.spread import MARKS, mark, marked
 from scripts.views.verdicts import against
 
 COURSE_RECORD_MS = 5.364
@@ -46,7 +46,6 @@ def leaderboard(table: DataFrame, cells: DataFrame, ablations: DataFrame) -> Ans
         return Answer("Leaderboard of 2025", missing="Not measured: its cell needs a GPU.")
     names = titles(rows) | {OURS: ours_by_kernels(rows)}
     dimensions = sorted(set(rows["d"]))
-    shown = board_table(rows, known, names, dimensions)
     facts = Facts(mine=by_handout(rows), record=str(COURSE_RECORD_MS))
     return Answer(
         asked="Leaderboard of 2025",
@@ -55,9 +54,9 @@ def leaderboard(table: DataFrame, cells: DataFrame, ablations: DataFrame) -> Ans
         ),
         more=say(*(against_fastest(known, names, int(d), aside=not place) for place, d in enumerate(dimensions))),
         evidence=Captioned(
-            shown,
-            "Batch 1, 16 heads, 16\u202f384 tokens, bf16, causal, through torch.compile; clock and power are "
-            f"medians. {legend(shown)}".strip(),
+            board_table(rows, known, names, dimensions),
+            "Batch 1, 16 heads, 16\u202f384 tokens, bf16, causal, through torch.compile; clock and power are medians.",
+            legend=MARKS,
         ),
         reason=facts.say(
             "This time and the record follow the handout’s protocol: the mean over {rep} s of calls after {warmup} "

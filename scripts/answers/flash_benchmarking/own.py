@@ -13,7 +13,7 @@ from scripts.views.attention_calls import PASSES, titles, without_own
 from scripts.views.attention_times import SHAPE
 from scripts.views.data import first, one, reason, select
 from scripts.views.own import own_rows
-from scripts.views.spread import legend, marked
+from scripts.views.spread import MARKS, marked
 from scripts.views.verdicts import Speed, against
 
 ORDER = ["compiled_call", "precision", "causal", "d", "sequence", "batch_size", "heads"]
@@ -52,8 +52,9 @@ def answer(table: DataFrame, known: DataFrame, cells: DataFrame) -> Answer:
     evidence = Captioned(
         shown,
         f"{title} against the fastest of the others at every shape: medians, both passes of the fastest and the ratio "
-        f"on the device. {legend(shown)}".strip(),
+        "on the device.",
         long=True,
+        legend=MARKS,
     )
     short = len(shown.rows) <= LONGEST_TABLE
     return Answer(
