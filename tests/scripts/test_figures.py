@@ -1,25 +1,20 @@
-"""Every figure of the recorded report: what its words say is what its numbers are.
+"""Every figure of the recorded report has the units that its axes name.
 
-Some rows of the tables are made larger; then what is drawn has to change where the words name them, and nowhere else.
+All numbers of a quantity are made larger; then what is drawn along its axes has to change, and nothing else.
 """
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache
 
 import numpy
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.container import BarContainer, ErrorbarContainer
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 
-from cs336_systems.experiments.flash import Flash
-from cs336_systems.experiments.optimizer_sharding import CONTENDERS
 from cs336_systems.record.measurement import parse_samples
 from scripts.rendering.contents import read_contents
-from scripts.stages.draw import drawn as draw
-from scripts.views.communication import BACKENDS
+from scripts.stages import draw
 from scripts.views.data import at_one_setting
 from tests.samples import ROOT
 from tests.support.faults import NUMBERS, recorded
@@ -31,8 +26,6 @@ LARGER = 1.001
 """So little that no other contender becomes the fastest, and no other unit the best to read."""
 MEASURED = {"time": ["us", "ms", "s"], "memory": ["B", "MiB"], "rate": ["GB/s"]}
 """The units of the tables, by what is measured."""
-VARIED = [1 + 1e-3 * turn for turn in (1, 4, 2, 5, 3)]
-"""So that ratios change too."""
 UNITS = {
     "ms": ("time", 1),
     "µs": ("time", 1),
@@ -42,65 +35,22 @@ UNITS = {
     "GB/s": ("rate", 1),
 }
 """Of axes: what of it enters their numbers, and with which power."""
-CALLED = {
-    "precision": {"fp32": r"\bfp32\b", "bf16": r"\bbf16\b"},
-    "attention": {"plain": r"^plain|\bplain$", "flash": r"^flash"},
-    "d": {d: rf"\bd = {d}\b" for d in (16, 32, 64, 128)},
-    "processes": {count: rf"\b{count} GPUs|\bn = {count}\b" for count in (2, 4, 8)},
-    "backend": {name: rf"\b{title}\b" for name, title in BACKENDS.items()},
-    "implementation": {each.name: rf"^{re.escape(each.title)}$" for each in Flash.contenders},
-    "contender": {each.name: rf"^{re.escape(each.title)}$" for each in CONTENDERS},
-    "label": {size: rf"^{re.escape(size)}(\s|$)" for size in ("small", "medium", "large", "xl", "2.7B", "10B")},
-    "compiled": {True: r"\bcompiled$", False: r"\beager$"},
-}
-"""By column of the tables, how words name its values, but for baselines, which others are measured by."""
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A line, a bar or an area."""
-
-    words: tuple[str, ...]
-    """Its name, its panel's title, and the tick at which a bar stands."""
-    units: tuple[str, str]
-    """Of its panel's axes."""
-    numbers: tuple[numpy.ndarray, numpy.ndarray]
-    """Along the axes."""
-
-
-@cache
-def as_measured(name):
-    """The marks of a figure of the recorded tables."""
-    return list(drawn(figure_of(name, tables_of(name))))
-
-
-@pytest.fixture
-def tables(name):
-    return tables_of(name)
-
-
-def tables_of(name):
-    """The recorded tables that a figure is drawn from."""
-    return {kind: recorded()[kind] for kind in (FIGURES[name].table, FIGURES[name].second_table) if kind}
 
 
 def figure_of(name: str, tables) -> Figure:
     """A figure of the report, drawn from tables."""
     figure = FIGURES[name]
     sources = figure.sources(tables, {})
-    return draw(figure.script, figure.options, [at_one_setting(*source) for source in sources.items()])
+    return draw.drawn(figure.script, figure.options, [at_one_setting(*source) for source in sources.items()])
 
 
-def drawn(figure: Figure) -> Iterator[Drawn]:
-    """Everything that a figure draws."""
+def drawn(figure: Figure) -> Iterator[tuple[tuple[str, str], numpy.ndarray]]:
+    """The numbers of each line, bar and area along both axes, by the panel's title and the axis's label."""
     panels = [axes for axes in figure.axes if axes.axison]
     for axes in panels:
         labels = [axis_label(panels, axes, which) for which in ("x", "y")]
-        words = [*labels, *(axes.get_title(place) for place in ("left", "center"))]
-        units = tuple(next((unit for unit in UNITS if re.search(rf"(^|/ ){unit}( |$)", label)), "") for label in labels)
-        for name, ticks, *numbers in marks(axes):
-            said = (" ".join(text.split()) for text in (*words, name, *ticks))
-            yield Drawn(tuple(said), units, tuple(numpy.asarray(along, dtype=float) for along in numbers))
+        for numbers in marks(axes):
+            yield from zip([(axes.get_title(), label) for label in labels], numbers, strict=True)
 
 
 def axis_label(panels: list[Axes], axes: Axes, which: str) -> str:
@@ -112,41 +62,24 @@ def axis_label(panels: list[Axes], axes: Axes, which: str) -> str:
     return labels[axes] or next(filter(None, [*along, *labels.values()]), "")
 
 
-def marks(axes: Axes) -> Iterator[tuple]:
-    """Each mark of a panel: its name, the tick at which a bar stands, and numbers along both axes."""
-    named = {}
+def marks(axes: Axes) -> Iterator[numpy.ndarray]:
+    """The numbers of each mark of a panel, along both axes."""
     for container in axes.containers:
-        if isinstance(container, ErrorbarContainer):
-            line, caps, bars = container.lines
-            named |= dict.fromkeys((line, *caps, *bars), container.get_label())
-        elif isinstance(container, BarContainer):
-            axis = axes.yaxis if container.orientation == "horizontal" else axes.xaxis
-            places = axis.get_ticklocs()
-            ticks = dict(zip(places, axis.get_major_formatter().format_ticks(places), strict=True))
-            for bar in container:
-                (left, bottom), (right, top) = bar.get_bbox().get_points()
-                middle = (left + right if axis is axes.xaxis else bottom + top) / 2
-                nearest = min(ticks, key=lambda place: abs(place - middle))
-                yield container.get_label(), [ticks[nearest]], [left, right], [bottom, top]
-    for line in axes.lines:
-        yield named.get(line, line.get_label()), [], line.get_xdata(), line.get_ydata()
+        if isinstance(container, BarContainer):
+            yield from (bar.get_bbox().get_points().T for bar in container)
+    yield from (line.get_xydata().T for line in axes.lines)
     for area in axes.collections:
-        points = numpy.concatenate([numpy.empty((0, 2)), *(path.vertices for path in area.get_paths())])
-        yield named.get(area, area.get_label()), [], *points.T
+        yield numpy.concatenate([numpy.empty((0, 2)), *(path.vertices for path in area.get_paths())]).T
 
 
-def larger(tables, column, values, factors=(LARGER,)):
-    """Tables in which every number is larger of the rows that have a value in a column, one by one by each factor."""
-    found = {name: table.copy() for name, table in tables.items()}
-    for table in found.values():
-        if column in table:
-            rows = table.index[table[column].isin(values) & table["mean"].notna()]
-            for turn, factor in enumerate(factors):
-                own = rows[turn :: len(factors)]
-                table.loc[own, NUMBERS] = table.loc[own, NUMBERS].astype(float) * factor
-                samples = [[factor * sample for sample in parse_samples(text)] for text in table.loc[own, "samples"]]
-                table.loc[own, "samples"] = [" ".join(map(repr, each)) for each in samples]
-    return found
+def larger(table, units):
+    """A table in which every number in some units is larger."""
+    table = table.copy()
+    rows = table["unit"].isin(units) & table["mean"].notna()
+    table.loc[rows, NUMBERS] = table.loc[rows, NUMBERS].astype(float) * LARGER
+    samples = [[LARGER * sample for sample in parse_samples(text)] for text in table.loc[rows, "samples"]]
+    table.loc[rows, "samples"] = [" ".join(map(repr, each)) for each in samples]
+    return table
 
 
 def same(old, new, factor=1.0):
@@ -155,42 +88,21 @@ def same(old, new, factor=1.0):
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_axes_have_the_units_of_the_numbers(name, tables):
-    before = as_measured(name)
+def test_axes_have_the_units_of_the_numbers(name):
+    tables = {kind: recorded()[kind] for kind in (FIGURES[name].table, FIGURES[name].second_table) if kind}
+    before = list(drawn(figure_of(name, tables)))
     for quantity, units in MEASURED.items():
-        after = list(drawn(figure_of(name, larger(tables, "unit", units))))
-        for which in (0, 1):
-            follow = {}
-            for old, new in zip(before, after, strict=True):
-                enters, power = UNITS.get(old.units[which], ("", 0))
-                factor = LARGER**power if enters == quantity else 1.0
-                numbers, others = old.numbers[which], new.numbers[which]
-                constant, scaled = same(numbers, others), same(numbers, others, factor)
-                assert numpy.all(constant | scaled), (quantity, old, others)
-                if factor != 1:
-                    follow.setdefault(old.words[:4], []).append(numpy.any(scaled & ~constant))
-            assert all(map(any, follow.values())), (quantity, which, follow)
-
-
-@pytest.mark.slow  # a sweep over the values of every column
-@pytest.mark.parametrize("name", FIGURES)
-def test_words_name_the_rows_of_the_numbers(name, tables):
-    before = as_measured(name)
-    for column, called in CALLED.items():
-        if column not in tables[FIGURES[name].table]:
-            continue
-        names = [
-            {value for value, said in called.items() if any(map(re.compile(said).search, old.words))} for old in before
-        ]
-        for value in set().union(*names):
-            after = list(drawn(figure_of(name, larger(tables, column, [value], VARIED))))
-            changed = [
-                not all(numpy.all(same(*pair)) for pair in zip(old.numbers, new.numbers, strict=True))
-                for old, new in zip(before, after, strict=True)
-            ]
-            for old, named, other in zip(before, names, changed, strict=True):
-                assert not (named and value not in named and other), (column, value, old)
-            assert any(other for other, named in zip(changed, names, strict=True) if value in named), (column, value)
+        after = drawn(figure_of(name, {kind: larger(table, units) for kind, table in tables.items()}))
+        follow = {}
+        for (axis, old), (_, new) in zip(before, after, strict=True):
+            unit = next((unit for unit in UNITS if re.search(rf"(^|/ ){unit}( |$)", axis[1])), "")
+            enters, power = UNITS.get(unit, ("", 0))
+            factor = LARGER**power if enters == quantity else 1.0
+            constant, scaled = same(old, new), same(old, new, factor)
+            assert numpy.all(constant | scaled), (quantity, axis, old, new)
+            if factor != 1:
+                follow.setdefault(axis, []).append(numpy.any(scaled & ~constant))
+        assert all(map(any, follow.values())), (quantity, follow)
 
 
 def test_legends_are_made_in_one_place():
