@@ -117,7 +117,6 @@ def variability(known: DataFrame) -> Answer:
             typical=variation[bound].median(),
             cells=int(bound.sum()),
         ),
-        evidence="variability",
         reason=say(
             tell(
                 on_gpu,

@@ -24,12 +24,11 @@ from scripts.rendering.answer import (
     tell,
 )
 from scripts.rendering.grid import Columns, crossed, grid
-from scripts.rendering.markup import Tile, Typst, fixed_point, measured, milliseconds
+from scripts.rendering.markup import Tile, Typst, fixed_point, milliseconds
 from scripts.views.closed_forms import sized
 from scripts.views.data import last, measured_machine, one, select
 from scripts.views.published import published_table
 from scripts.views.training_ladder import (
-    MFU_CONVENTIONS,
     SCATTER,
     SHAPE,
     WORTH,
@@ -42,7 +41,6 @@ from scripts.views.training_ladder import (
     needed,
     out_of_memory,
     rung_table,
-    utilization,
     worth_doing,
     wrapped_table,
 )
@@ -176,7 +174,6 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
             "the clock may differ."
             if best is not None and best["over"] < 1
             else "",
-            conventions(best),
             "It runs out of memory with {lost:listing}.",
         ),
         evidence=PICTURES if found else (),
@@ -212,17 +209,6 @@ def floor_of(table: DataFrame, row: Series | None) -> Series | None:
     if row is None:
         return None
     return one(floor_table(table), **{name: row[name] for name in SHAPE})
-
-
-def conventions(best: Series | None) -> Any:
-    """The same step in each convention of counting FLOPs."""
-    if best is None or not measured(best["utilization"]):
-        return NOTHING
-    shares = [
-        say("{share:percent} ({name})", share=utilization(best, embedding=embedding, causal=causal), name=name)
-        for name, (embedding, causal) in MFU_CONVENTIONS.items()
-    ]
-    return say("With other ways of counting, the same step reaches {shares:listing}.", shares=shares[1:])
 
 
 def sizes(rungs: DataFrame, found: list[DataFrame]) -> Answer:

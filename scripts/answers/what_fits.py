@@ -1,8 +1,5 @@
 """Answers to `what_fits`: what trains within a GPU's memory by closed forms, and how accurate they are."""
 
-from collections.abc import Iterator
-from typing import Any
-
 from pandas import DataFrame
 
 from cs336_systems.fit.recorded import ELSEWHERE, MEMORY_WITHIN, TIME_WITHIN, recorded
@@ -10,25 +7,12 @@ from cs336_systems.fit.verdict import recorded_on
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst, measured, with_unit
-from scripts.views.data import first, last, measured_gpu
+from scripts.views.data import last, measured_gpu
 from scripts.views.longest_contexts import BATCH, CONTEXTS, WAYS, longest_contexts
 from scripts.views.units import GIB
-from scripts.views.what_fits import HELD_BACK, judged, predictions, summary
+from scripts.views.what_fits import HELD_BACK, judged, predictions
 
 REBUILT = "PyTorch's DDP"
-WITHIN = {"memory": MEMORY_WITHIN, "time": TIME_WITHIN}
-BY_EXPERIMENT: Columns = {
-    "": "{experiment}",
-    **{
-        what: {
-            "steps": f"{{{what} cells:.0f}}",
-            "median / %": f"{{{what} median:.1f}}",
-            "most / %": f"{{{what} most:.1f}}",
-            f"within {100 * limit:.0f} %": f"{{{what} within:.0f}}",
-        }
-        for what, limit in WITHIN.items()
-    },
-}
 LONGEST: Columns = {
     "": "{label}",
     **{
@@ -91,37 +75,36 @@ def what_fits(gpu: str, capacity: float) -> Answer:
 
 def how_well(found: DataFrame, gpu: str) -> Answer:
     """The errors over all measured steps."""
-    table = DataFrame(by_experiment(found))
+    peaks, times = (judged(found, what)[f"{what}_error"].abs() for what in ("memory", "time"))
     fit = judged(found[found["experiment"] != HELD_BACK], "time")["time_error"].abs()
-    whole, fitted = first(table[table["experiment"] == "all"]) if len(table) else None, recorded_on(gpu)
+    fitted = recorded_on(gpu)
+    facts = Facts(
+        peaks=len(peaks) or None,
+        close_peaks=int((peaks <= MEMORY_WITHIN).sum()),
+        memory=MEMORY_WITHIN,
+        times=len(times),
+        close_times=int((times <= TIME_WITHIN).sum()),
+        time=TIME_WITHIN,
+        most=max(error.most for error in recorded().held_out.values()),
+    )
     return Answer(
         asked="How accurate the predictions are",
-        verdict=say(
-            "Closed forms predict {row[memory within]:whole} of {row[memory cells]:whole} peaks within "
-            "{memory:percent}"
+        verdict=facts.say(
+            "Closed forms predict {close_peaks} of {peaks} peaks within {memory:percent}"
             + (
                 ", and step times of other model sizes within {most:percent}."
                 if fitted
-                else ", {row[time within]:whole} of {row[time cells]:whole} step times within {time:percent}."
-            ),
-            row=whole,
-            most=max(error.most for error in recorded().held_out.values()),
-            **WITHIN,
+                else ", {close_times} of {times} step times within {time:percent}."
+            )
         ),
         more=say(
-            "Half of the peaks are off by at most {peaks:percent}.",
-            "The fit meets its own {cells:whole} step times within {fit:percent}." if fitted else "",
-            row=whole,
-            peaks=None if whole is None else whole["memory median"] / 100,
+            "Half of the peaks are off by at most {half:percent}.",
+            "The fit meets its own {cells} step times within {fit:percent}." if fitted else "",
+            half=peaks.median(),
             cells=len(fit),
             fit=fit.max(),
         ),
         reason=reason(found, gpu),
-        details=Captioned(
-            grid(table, BY_EXPERIMENT),
-            "Errors of the predictions by experiment: of the peak memory of every measured step, and of the time of "
-            "the device-bound ones" + (f", to which the rates are fitted, except {HELD_BACK}'s." if fitted else "."),
-        ),
         missing="Not compared: memory and the device's time are measured on GPUs only.",
     )
 
@@ -151,18 +134,3 @@ def reason(found: DataFrame, gpu: str) -> Typst:
         gpu=known.gpu,
         most=times[times["experiment"] == HELD_BACK]["time_error"].abs().max(),
     )
-
-
-def by_experiment(found: DataFrame) -> Iterator[dict[str, Any]]:
-    """The errors of each experiment's steps, in percent, and of all."""
-    for name in [*dict.fromkeys(found["experiment"]), "all"]:
-        row: dict[str, Any] = {"experiment": name}
-        for what, limit in WITHIN.items():
-            rows = judged(found if name == "all" else found[found["experiment"] == name], what)
-            if not len(rows):
-                continue
-            errors = summary(rows[f"{what}_error"])
-            row |= {f"{what} {key}": value * (1 if key == "cells" else 100) for key, value in errors.items()}
-            row[f"{what} within"] = int((rows[f"{what}_error"].abs() <= limit).sum())
-        if len(row) > 1:
-            yield row

@@ -78,7 +78,7 @@ def summary(experiment: str, rows: DataFrame) -> list[str]:
     cell = [name for name in parameters(EXPERIMENTS[experiment]) if name in rows]
     lost = len(rows[rows["metric"] == WHOLE_CELL].drop_duplicates(cell))
     cells = len(rows.drop_duplicates(cell))
-    seconds = sum(seconds_of(rows.assign(**rows[["mean", "startup_seconds"]].apply(pandas.to_numeric))))
+    seconds = seconds_of(rows.assign(**rows[["mean", "startup_seconds"]].apply(pandas.to_numeric)))
     counts = (rows["job"].nunique(), cells, cells - lost, lost)
     earlier = values(rows[rows["revisions"].map(is_current).eq(False)], "job")
     return [*map(str, counts), f"{seconds / 60:.1f}", day(rows["utc"], "max"), listed(earlier)]

@@ -15,8 +15,6 @@ from scripts.views.data import MODES, PHASES, select, size_order
 
 PASSES = {"forward": PHASES[:1], "forward + backward": PHASES[:2], "training step": PHASES}
 """The first phases of a training step, by their names for readers."""
-OUTLIER = 1.2
-"""A step is an outlier if it takes more than this many times its cell's median."""
 
 
 def step_table(table: DataFrame) -> DataFrame:

@@ -66,8 +66,7 @@ def summarize(
         **model_settings(tables["end_to_end"]),
         **origin(tables),
         "outdated": outdated(tables),
-        "costs": costs_table(tables),
-        "seconds": sum(sum(seconds_of(table)) for table in tables.values()),
+        "seconds": sum(map(seconds_of, tables.values())),
         "cells_planned": int(coverage["planned"].sum()),
         "cells_ok": int(coverage["ok"].sum()),
         "lost": lost_in_words(coverage),
@@ -115,22 +114,6 @@ def versions_table(rows: DataFrame) -> Table:
     return Table(["what", "value"], [line for line in body if line[1]], text_columns=2)
 
 
-def costs_table(tables: Mapping[str, DataFrame]) -> Table:
-    """The time of each experiment, and how many of its rows are of the current revisions: a row each, and a total."""
-    body, total = [], [0, 0.0, 0.0]
-    for name, table in tables.items():
-        if not len(table):
-            continue
-        cells = len(select(table, metric=WALL))
-        numbers = [cells, *seconds_of(table)]
-        total = [sum(pair) for pair in zip(total, numbers, strict=True)]
-        current = f"{100 * table['revisions'].map(is_current).eq(True).mean():.0f} %"
-        body.append([name, current, str(cells), *(f"{seconds:.0f}" for seconds in [*numbers[1:], sum(numbers[1:])])])
-    body.append(["all", "", str(total[0]), *(f"{seconds:.0f}" for seconds in [*total[1:], sum(total[1:])])])
-    header = ["experiment", "rows of current revisions", "cells", "measuring", "starting processes", "together"]
-    return Table(header, body, text_columns=2, groups=[("", 3), ("seconds", 3)])
-
-
 def coverage_table(coverage: DataFrame) -> Table:
     """Planned cells and outcomes, one row per grid and a total."""
     counts = ["planned", *OUTCOMES, UNPLANNED]
@@ -146,10 +129,10 @@ def lost_in_words(coverage: DataFrame) -> Typst:
     return Typst(f" ({lost})" if lost else "")
 
 
-def seconds_of(table: DataFrame) -> tuple[float, float]:
+def seconds_of(table: DataFrame) -> float:
     """The time of an experiment: measuring, and starting processes."""
     jobs = table.drop_duplicates(["utc", "startup_seconds"])  # a job ends once, and has its own start-up time
-    return float(select(table, metric=WALL)["mean"].sum()), float(jobs["startup_seconds"].sum())
+    return float(select(table, metric=WALL)["mean"].sum() + jobs["startup_seconds"].sum())
 
 
 def failed_table(checks: DataFrame) -> Table | None:

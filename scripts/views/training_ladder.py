@@ -1,7 +1,7 @@
 """The training ladder: one row per rung of each cell, the time of the step's parts alone, and the gain of each rung."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import pandas
 from numpy import nan
@@ -28,14 +28,6 @@ SUMS = {"floor": PARTS, "fp8_floor": FP8_PARTS}
 METRICS = ["step", "first_steps", "device_busy", "launches", "energy", "setup", "peak_memory"]
 STATISTICS = ["median", "p20", "p80", "n", "samples", "gpu", "gpu_memory"]
 EXACT = [rung.name for rung in LADDER]
-MFU_CONVENTIONS: Mapping[str, tuple[bool, bool]] = {
-    "causal, without embedding": (False, True),
-    "causal, with embedding": (True, True),
-    "full scores, without embedding": (False, False),
-    "full scores, with embedding": (True, False),
-}
-"""Conventions of counting FLOPs, by name: whether the embedding table counts as a matmul, and whether the masked half
-of the scores is omitted. The first one is this project's."""
 SCATTER = 3
 """Standard deviations of fp32 losses from different seeds within which each rung's loss must lie."""
 WORTH = 0.02
@@ -75,13 +67,10 @@ def rung_table(table: DataFrame) -> DataFrame:
     return rungs.loc[order.sort_values([*SHAPE[:1], "context", "batch_size", "rung"], kind="stable").index]
 
 
-def utilization(row: Series, *, embedding: bool = False, causal: bool = True) -> float | None:
-    """FLOPs of a step over its time and the dense bf16 peak; None on a device whose peak is not listed."""
+def utilization(row: Series) -> float | None:
+    """FLOPs of a step over its time and the dense bf16 peak, causal, without the embedding; None without one."""
     peak = gpu_of(row["gpu"])
-    shape, vocabulary = model_of(row)
-    table = 6 * tokens_of(row) * vocabulary * shape.d_model if embedding else 0
-    flops = flops_of(row, causal=causal) + table
-    return flops / (row["step"] / 1e3) / peak.flops("bf16") if peak else None
+    return flops_of(row, causal=True) / (row["step"] / 1e3) / peak.flops("bf16") if peak else None
 
 
 def floor_table(table: DataFrame) -> DataFrame:

@@ -164,7 +164,7 @@ def test_every_picture_is_shown_once_and_drawn(h200, nothing):
 
 
 def test_a_picture_that_is_not_listed_is_told():
-    with pytest.raises(ValueError, match="the report shows the figure 'flash_speed'; allowed: variability, "):
+    with pytest.raises(ValueError, match="the report shows the figure 'flash_speed'; allowed: host_costs, "):
         picture_of(CONTENTS, "x", {})("flash_speed")
 
 
