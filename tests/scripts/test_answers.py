@@ -22,7 +22,6 @@ from scripts.answers import (
     optimizer_state_sharding,
     training_ladder,
     training_leaderboard,
-    what_fits,
 )
 from scripts.answers.fsdp import against_pytorch
 from scripts.answers.gradient_checkpointing import bests, segments
@@ -31,7 +30,6 @@ from scripts.checks.elsewhere import both_instruments_agree
 from scripts.views.attention_times import call_table
 from scripts.views.comparison import contenders
 from scripts.views.data import frame, one, one_model, select
-from scripts.views.longest_contexts import longest_contexts
 from scripts.views.memory import compared_context, profiled
 from scripts.views.optimizer_sharding import memory, peaks
 from scripts.views.scaling import scaling
@@ -297,14 +295,3 @@ def test_the_facts_of_fit_are_those_of_the_recorded_steps():
     assert written.keys() == found.keys()
     for key, value in found.items():
         assert written[key] == (pytest.approx(value, rel=1e-2) if key == "weights" else value), key
-
-
-def test_what_fits_without_a_gpu_and_on_unlisted_and_small_ones():
-    empty = {name: rows.iloc[:0] for name, rows in recorded().items()}
-    here, nowhere = what_fits.answers(recorded()), what_fits.answers(empty)
-    assert nowhere["error"].verdict == ""
-    assert 'One #"H200"; trains' in here["fits"].verdict == nowhere["fits"].verdict
-    found = longest_contexts("a GPU that nobody lists", 150.75e9).set_index("label")
-    assert found["plain context"].notna().any()
-    assert found.filter(like="seconds").isna().all(axis=None)
-    assert what_fits.what_fits("a GPU that nobody lists", 1e9).verdict == ""
