@@ -24,7 +24,7 @@ from scripts.rendering.answer import (
     tell,
 )
 from scripts.rendering.grid import Columns, crossed, grid
-from scripts.rendering.markup import Tile, Typst, fixed_point, milliseconds
+from scripts.rendering.markup import Tile, Typst, fixed_point, measured, milliseconds
 from scripts.views.closed_forms import sized
 from scripts.views.data import last, measured_machine, one, select
 from scripts.views.published import published_table
