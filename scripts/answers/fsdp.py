@@ -10,15 +10,7 @@ from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, te
 from scripts.rendering.grid import Columns
 from scripts.rendering.markup import Tile, escape, times
 from scripts.views.closed_forms import sized
-from scripts.views.comparison import (
-    Duel,
-    contenders,
-    device_bound,
-    duels,
-    fastest,
-    first_cell,
-    yours,
-)
+from scripts.views.comparison import Duel, contenders, device_bound, duels, fastest, first_cell, yours
 from scripts.views.comparison_tables import MEMORY, STARS, STEP, contender_table, missing, setting
 from scripts.views.data import first, select, size_order
 from scripts.views.data_parallel import elsewhere, why_untold

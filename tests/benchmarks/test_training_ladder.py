@@ -185,7 +185,7 @@ def test_the_matmuls_alone_are_those_of_a_step(kind):
     assert counted.get_total_flops() == (parts_alone.WARMUP + parts_alone.REPEATS) * once
 
 
-@pytest.mark.parametrize("part", [floor.matmuls, floor.attention, floor.update])
+@pytest.mark.parametrize("part", [parts_alone.matmuls, parts_alone.attention, parts_alone.update])
 def test_a_part_is_timed_once_per_block(part):
     def calls(layers):
         size = f"odd:d_model=48,d_ff=64,num_layers={layers},num_heads=2"

@@ -6,14 +6,7 @@ import pytest
 import typst
 
 from scripts.rendering import markup
-from scripts.rendering.markup import (
-    FONT_FOLDER,
-    Table,
-    Typst,
-    escape,
-    finalize,
-    string,
-)
+from scripts.rendering.markup import FONT_FOLDER, Table, Typst, escape, finalize, string
 from tests.samples import pdf_text, squeeze
 
 NASTY = [
