@@ -55,10 +55,10 @@ def rows(request, launch_ranks, tmp_path_factory):
     backend = request.param.partition(" ")[0]
     options = ["--backend", backend, "--megabytes", "1", str(TOO_LARGE), "9", "--warmup", "1", "--steps", "4"]
     if request.param == NODES:
-        found = launch(tmp_path_factory.mktemp("launch"), 4, 2, *options)
+        measured = launch(tmp_path_factory.mktemp("launch"), 4, 2, *options)
     else:
-        found = launch_ranks("all_reduce", "cuda" if backend == "nccl" else "cpu", *options)
-    return {(row.megabytes, row.metric): row for row in found}
+        measured = launch_ranks("all_reduce", "cuda" if backend == "nccl" else "cpu", *options)
+    return {(row.megabytes, row.metric): row for row in measured}
 
 
 @pytest.mark.parametrize("megabytes", [1, 9])

@@ -29,11 +29,11 @@ def test_a_block_is_measured_by_operator_and_in_all(command, tmp_path, precision
     assert sum(row.mean * MIB for row in rows if row.metric == "saved") == pytest.approx(activations)
     saved = {(row.range, row.operator, row.tensor) for row in rows if row.metric == "saved"}
     assert saved == {(tensor.range, tensor.operator, tensor.tensor) for tensor in block.saved()}
-    found = {row.metric: row for row in rows if row.metric != "saved"}
-    assert found["saved_weight_copies"].mean * MIB == block.weight_copies
-    assert found["parameter_gradients"].mean * MIB == 4 * (4 * 30**2 + 3 * 30 * 44 + 2 * 30)
-    assert found["input_gradient"].mean * MIB == 4 * 3 * 11 * 30
-    assert found["left_by_forward"].status == found["left_by_backward"].status == "skipped"
+    metrics = {row.metric: row for row in rows if row.metric != "saved"}
+    assert metrics["saved_weight_copies"].mean * MIB == block.weight_copies
+    assert metrics["parameter_gradients"].mean * MIB == 4 * (4 * 30**2 + 3 * 30 * 44 + 2 * 30)
+    assert metrics["input_gradient"].mean * MIB == 4 * 3 * 11 * 30
+    assert metrics["left_by_forward"].status == metrics["left_by_backward"].status == "skipped"
 
 
 @pytest.mark.gpu
@@ -41,8 +41,8 @@ def test_a_block_is_measured_by_operator_and_in_all(command, tmp_path, precision
 @pytest.mark.parametrize("attention", ["plain", "flash"])
 def test_the_allocator_agrees_with_the_storages(precision, attention):
     cell = BlockMemory(size="medium", context=256, precision=precision, attention=attention)
-    found = {row.metric: row.mean for row in block_memory.measure(cell, torch.device("cuda"))}
-    saved = found["saved_activations"] + found["saved_weight_copies"]
-    assert found["left_by_forward"] == pytest.approx(saved, rel=0.01)
-    gradients = found["parameter_gradients"] + found["input_gradient"]
-    assert found["left_by_backward"] == pytest.approx(gradients, rel=0.01)
+    metrics = {row.metric: row.mean for row in block_memory.measure(cell, torch.device("cuda"))}
+    saved = metrics["saved_activations"] + metrics["saved_weight_copies"]
+    assert metrics["left_by_forward"] == pytest.approx(saved, rel=0.01)
+    gradients = metrics["parameter_gradients"] + metrics["input_gradient"]
+    assert metrics["left_by_backward"] == pytest.approx(gradients, rel=0.01)

@@ -35,9 +35,9 @@ def rates(instrument):
     ("instrument", "works"), [("matmul", 4), ("memory", 3), ("attention", 2), ("launches", 1), ("all_reduce", 1)]
 )
 def test_each_work_of_an_instrument_has_a_rate(instrument, works):
-    found = rates(instrument)
-    assert len(found) == works
-    assert all(row.status == "ok" and row.n >= 5 and row.mean > 0 for row in found.values()), found
+    measured = rates(instrument)
+    assert len(measured) == works
+    assert all(row.status == "ok" and row.n >= 5 and row.mean > 0 for row in measured.values()), measured
 
 
 def test_transfers_need_a_device_of_their_own():
@@ -47,8 +47,8 @@ def test_transfers_need_a_device_of_their_own():
 @pytest.mark.parametrize("nap", [0.002, 0.02])
 def test_a_rate_is_the_amount_over_the_time(nap):
     work = Work(name="nap", metric="rate", amount=3.0, build=lambda _: None)
-    found = time_rates(work, lambda: time.sleep(nap), CPU, 0.1, nullcontext())
-    assert 0.5 * 3 / nap < max(found) <= 3 / nap
+    samples = time_rates(work, lambda: time.sleep(nap), CPU, 0.1, nullcontext())
+    assert 0.5 * 3 / nap < max(samples) <= 3 / nap
 
 
 def test_a_longer_work_has_more_samples():
@@ -85,9 +85,9 @@ def test_a_work_that_fails_costs_only_its_line(monkeypatch, error, status):
         raise error
 
     monkeypatch.setattr(memory, "read", fail)
-    found = rates("memory")
-    assert [row.status for row in found.values()] == ["ok", status, "ok"]
-    assert found["read"].message == str(error)
+    measured = rates("memory")
+    assert [row.status for row in measured.values()] == ["ok", status, "ok"]
+    assert measured["read"].message == str(error)
 
 
 def test_one_gpu_has_no_pair(monkeypatch):
@@ -105,15 +105,15 @@ def test_facts_of_a_processor_are_known_or_have_a_reason():
 @pytest.mark.slow
 def test_a_process_that_dies_costs_one_work_at_most_and_another_takes_its_place():
     worker = Worker()
-    found = []
+    rows = []
     for row in worker.measure(Card(instrument="attention", milliseconds=1), CPU):
-        found.append(row)
-        if len(found) == 1:
+        rows.append(row)
+        if len(rows) == 1:
             worker._process.kill()
-    works = [row.details["work"] for row in found]
+    works = [row.details["work"] for row in rows]
     assert works == [work.name for work in works_of_unpatched()]
     assert all(one != other for one, other in pairwise(works))
-    lost = [row for row in found if row.status != "ok"]
+    lost = [row for row in rows if row.status != "ok"]
     assert len(lost) <= 1
     assert all("SIGKILL" in row.message for row in lost)
     worker.end()

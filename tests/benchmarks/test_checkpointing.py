@@ -29,9 +29,9 @@ def test_longer_segments_save_less_and_run_each_block_twice():
 @pytest.mark.gpu
 def test_the_peak_is_that_of_its_worst_phase():
     cell = Checkpointing(size="small", context=256, segment=2, warmup=2, steps=2)
-    found = {row.metric: row.mean for row in checkpointing.measure(cell, torch.device("cuda"))}
-    peaks = [found[f"peak_{phase}"] for phase in ("forward", "backward", "optimizer")]
-    assert found["peak_memory"] == pytest.approx(max(peaks), rel=0.01)
-    assert found["memory_before_step"] < found["memory_before_backward"] < found["peak_backward"]
-    saved = found["memory_before_backward"] - found["memory_before_step"]
-    assert saved == pytest.approx(found["saved_for_backward"], rel=0.03)  # an allocator's blocks are a little larger
+    metrics = {row.metric: row.mean for row in checkpointing.measure(cell, torch.device("cuda"))}
+    peaks = [metrics[f"peak_{phase}"] for phase in ("forward", "backward", "optimizer")]
+    assert metrics["peak_memory"] == pytest.approx(max(peaks), rel=0.01)
+    assert metrics["memory_before_step"] < metrics["memory_before_backward"] < metrics["peak_backward"]
+    saved = metrics["memory_before_backward"] - metrics["memory_before_step"]
+    assert saved == pytest.approx(metrics["saved_for_backward"], rel=0.03)  # an allocator's blocks are a little larger

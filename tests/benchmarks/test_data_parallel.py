@@ -44,8 +44,8 @@ LAUNCHES = [("cpu", False), *(pytest.param(("cuda", compiled), marks=pytest.mark
 def rows(request, launch_ranks):
     """All rows of a launch, by wrapper, bucket size, kind and metric."""
     device, compiled = request.param
-    found = launch_ranks("data_parallel", device, *OPTIONS.split(), "--compiled", str(compiled))
-    return {(row.wrapper, row.bucket_mb, row.kind, row.metric): row for row in found}
+    measured = launch_ranks("data_parallel", device, *OPTIONS.split(), "--compiled", str(compiled))
+    return {(row.wrapper, row.bucket_mb, row.kind, row.metric): row for row in measured}
 
 
 def of(rows, metric, **wanted):
@@ -75,8 +75,8 @@ def test_phases_are_those_that_a_contender_has(rows):
         "ddp": {"synchronization"},
         "ddp_view": {"synchronization"},
     }
-    for (wrapper, _), found in phases.items():
-        assert found == set(PHASES) - without.get(wrapper, set())
+    for (wrapper, _), measured in phases.items():
+        assert measured == set(PHASES) - without.get(wrapper, set())
     assert {row.n for row in of(rows, "backward").values()} == {PHASE_STEPS}
 
 
@@ -120,7 +120,7 @@ def make_runs(device, **changes):
 
 
 def find(wrapper):
-    return next(found for found in CONTENDERS if found.name == wrapper)
+    return next(contender for contender in CONTENDERS if contender.name == wrapper)
 
 
 def new(wrap, **traits):
@@ -164,7 +164,7 @@ def test_no_contender_leaves_a_trace(device):
     # Names what keeps a model: nothing rewrites assertions on ranks.
     alive = [[type(holder) for holder in gc.get_referrers(model())] for model in started if model()]
     assert not alive, alive
-    assert not any(isinstance(found, DistributedDataParallel) for found in gc.get_objects())
+    assert not any(isinstance(instance, DistributedDataParallel) for instance in gc.get_objects())
 
 
 @on_all_ranks

@@ -75,8 +75,8 @@ def test_a_rehearsal_is_eager_and_short_and_a_cold_start_has_none():
 @pytest.mark.parametrize("mode", PHASES_OF_MODE)
 def test_the_device_is_never_busier_than_the_step_is_long(mode):
     cell = tiny(size="micro", context=256, mode=mode, warmup=5)
-    found = end_to_end.measure(cell, torch.device("cuda"))
-    metrics = {measurement.metric: measurement.mean for measurement in found}
+    rows = end_to_end.measure(cell, torch.device("cuda"))
+    metrics = {measurement.metric: measurement.mean for measurement in rows}
     phases = PHASES_OF_MODE[mode]
     assert metrics["device_busy"] == pytest.approx(sum(metrics[f"{phase}_busy"] for phase in phases))
     assert all(0 < metrics[f"{phase}_busy"] < metrics[phase] for phase in phases)
@@ -87,8 +87,8 @@ def test_the_device_is_never_busier_than_the_step_is_long(mode):
 @pytest.mark.gpu
 def test_the_first_steps_ask_the_driver_for_memory():
     torch.cuda.empty_cache()
-    found = end_to_end.measure(tiny(size="micro", context=256, warmup=0), torch.device("cuda"))
-    assert {measurement.metric: measurement.mean for measurement in found}["device_allocations"] > 0
+    rows = end_to_end.measure(tiny(size="micro", context=256, warmup=0), torch.device("cuda"))
+    assert {measurement.metric: measurement.mean for measurement in rows}["device_allocations"] > 0
 
 
 def test_a_cell_out_of_memory_is_a_row_between_its_neighbours(launch, capsys):

@@ -22,8 +22,8 @@ def test_attention_in_float64_is_that_of_autograd(is_causal, monkeypatch):
     inputs = [torch.randn(2, 3, 77, 5, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     o, grad_o = plain_attention(*inputs, is_causal), torch.randn(2, 3, 77, 5, dtype=torch.float64)
     expected = (o, *torch.autograd.grad(o, inputs, grad_o))
-    found = exact_attention.exact_attention(*inputs, grad_o, is_causal=is_causal)
-    for mine, right in zip(found, expected, strict=True):
+    results = exact_attention.exact_attention(*inputs, grad_o, is_causal=is_causal)
+    for mine, right in zip(results, expected, strict=True):
         assert mine.shape == right.shape
         torch.testing.assert_close(mine, right, rtol=1e-12, atol=1e-12)
 

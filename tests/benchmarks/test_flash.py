@@ -134,9 +134,9 @@ def test_each_implementation_runs_kernels_of_its_own():
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
                 call(*inputs).sum().backward()
                 torch.cuda.synchronize()
-        found = {event.key for event in seen.key_averages() if event.device_type == DeviceType.CUDA}
-        assert contender.kernel in " ".join(found).lower()
-        kernels[contender.name] = found
+        launched = {event.key for event in seen.key_averages() if event.device_type == DeviceType.CUDA}
+        assert contender.kernel in " ".join(launched).lower()
+        kernels[contender.name] = launched
     same = {pair for pair in combinations(kernels, 2) if kernels[pair[0]] == kernels[pair[1]]}
     assert same <= {("flex", "flex_autotuned")}, "whose tiles are not in a kernel's name"
     assert len(kernels) >= 8

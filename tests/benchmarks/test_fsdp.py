@@ -26,8 +26,8 @@ UNITS = {"fsdp": 7 * 3 + 2, "fsdp_blocks": 3 + 2, "fully_shard": 3 + 1, "fully_s
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_launch_measures_what_is_planned(device, launch_ranks):
-    found = launch_ranks("fsdp", device, *OPTIONS.split())
-    rows = {(row.wrapper, row.kind, row.metric): row for row in found}
+    measured = launch_ranks("fsdp", device, *OPTIONS.split())
+    rows = {(row.wrapper, row.kind, row.metric): row for row in measured}
     contenders = {contender.name for contender in CONTENDERS} | {"mine"}
     assert {wrapper for wrapper, _, metric in rows if metric == "step"} == contenders
     for wrapper in contenders:
@@ -151,12 +151,12 @@ def test_a_profile_tells_collectives_apart():
     copy_to_peer = event("Memcpy PtoP (Device -> Device)", 9, 10)
     step = Profile(events=[*FORWARD, copy_to_peer], milliseconds=10.0, launches=0)
     rows = profile_rows(step, {"wrapper": "fsdp"}, apart=(ALL_GATHER, REDUCE_SCATTER))
-    found = {(row.metric, row.details.get("kind", "")): row.mean for row in rows}
-    assert [found["communication", kind] for kind in ("", "all_gather", "reduce_scatter")] == [9, 5, 7]
-    assert found["hidden", "all_gather"] == pytest.approx(1.9 + 0.1)  # here marks compute
-    assert found["timeline", "communication"] == pytest.approx(0.1)
-    assert found["timeline", "reduce_scatter"] == pytest.approx(0.7)
-    assert (found["device_busy", ""], found["timeline_length", ""]) == (pytest.approx(9.1), 10)
+    values = {(row.metric, row.details.get("kind", "")): row.mean for row in rows}
+    assert [values["communication", kind] for kind in ("", "all_gather", "reduce_scatter")] == [9, 5, 7]
+    assert values["hidden", "all_gather"] == pytest.approx(1.9 + 0.1)  # here marks compute
+    assert values["timeline", "communication"] == pytest.approx(0.1)
+    assert values["timeline", "reduce_scatter"] == pytest.approx(0.7)
+    assert (values["device_busy", ""], values["timeline_length", ""]) == (pytest.approx(9.1), 10)
     together = {(row.metric, row.details.get("kind", "")): row.mean for row in profile_rows(step, {})}
     kinds = {kind for metric, kind in together if metric == "timeline"}
     assert kinds == {"compute", "communication", "optimizer"}

@@ -129,7 +129,7 @@ def make_runs(device, experiment="data_parallel", **changes):
 
 
 def find(experiment, key):
-    return next(found for found in EXPERIMENTS[experiment].contenders if found.key == key)
+    return next(contender for contender in EXPERIMENTS[experiment].contenders if contender.key == key)
 
 
 @pytest.mark.parametrize("wrong", WRONG)

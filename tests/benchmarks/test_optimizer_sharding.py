@@ -29,8 +29,8 @@ TENSORS = 3 * 9 + 3
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def rows(request, launch_ranks):
     """All rows of a launch, by contender, moment, part, kind and metric."""
-    found = launch_ranks("optimizer_sharding", request.param, "--size", ODD, *OPTIONS.split())
-    return {(row.contender, row.moment, row.part, row.kind, row.metric): row for row in found}
+    measured = launch_ranks("optimizer_sharding", request.param, "--size", ODD, *OPTIONS.split())
+    return {(row.contender, row.moment, row.part, row.kind, row.metric): row for row in measured}
 
 
 def mib(rows, contender, moment, metric, part=""):

@@ -94,8 +94,8 @@ def assert_timed(rows):
     assert measured["collectives"].mean > 0
 
 
-def assert_refused(found, reasons):
-    for name, rows in found.items():
+def assert_refused(refused, reasons):
+    for name, rows in refused.items():
         assert [(row.metric, row.status) for row in rows] == [("step", "skipped")], name
         assert re.fullmatch(reasons[name], rows[0].message), (name, rows[0].message)
 
@@ -104,10 +104,10 @@ def assert_refused(found, reasons):
 @on_all_ranks
 def test_right_ones_are_timed_and_wrong_ones_refused(device, experiment):
     right, wrong = RIGHT[experiment], WRONG[experiment]
-    found = own_rows(experiment, device, [*right, *wrong])
+    rows = own_rows(experiment, device, [*right, *wrong])
     for name in right:
-        assert_timed(found.pop(name))
-    assert_refused(found, wrong)
+        assert_timed(rows.pop(name))
+    assert_refused(rows, wrong)
 
 
 @pytest.mark.parametrize("experiment", RIGHT)

@@ -112,18 +112,18 @@ def all_operators(cell, device):
 
 def model_and_batch(cell, device):
     """d_model, d_ff, layers, heads, batch, context, vocabulary and precision of the model that ran last."""
-    found = operators(cell, device)
-    names = [call.name for call in found.calls]
+    seen = operators(cell, device)
+    names = [call.name for call in seen.calls]
     layers = names[max(index for index, name in enumerate(names) if name == "embedding") :].count("silu")
-    (vocabulary, d_model), tokens = found.last("embedding").inputs[:2]
-    d_ff, heads, dtype = found.last("silu").output[-1], found.last("_softmax").output[1], found.last("mm").dtype
+    (vocabulary, d_model), tokens = seen.last("embedding").inputs[:2]
+    d_ff, heads, dtype = seen.last("silu").output[-1], seen.last("_softmax").output[1], seen.last("mm").dtype
     return d_model, d_ff, layers, heads, *tokens, vocabulary, dtype
 
 
 def scores(cell, device):
     """The shape of the scores, the width of queries, and their type."""
-    found = operators(cell, device)
-    return *found.last("_softmax").output, found.named("bmm")[0].inputs[0][-1], found.last("_softmax").dtype
+    seen = operators(cell, device)
+    return *seen.last("_softmax").output, seen.named("bmm")[0].inputs[0][-1], seen.last("_softmax").dtype
 
 
 def queries(cell, device):
@@ -340,11 +340,11 @@ def check(experiment, parameter, device):
     kind = EXPERIMENTS[experiment]
     others = {name: value for name, value in TOGETHER_WITH.get(parameter, {}).items() if hasattr(kind, name)}
     fact = FACTS.get(f"{experiment} {parameter}", FACTS.get(parameter, all_operators))
-    found = {value: fact(cell_of(experiment, **others, **{parameter: value}), device) for value in values}
+    facts = {value: fact(cell_of(experiment, **others, **{parameter: value}), device) for value in values}
     if isinstance(values, dict):
-        assert found == values
+        assert facts == values
     else:
-        assert all(one != other for one, other in itertools.combinations(found.values(), 2))
+        assert all(one != other for one, other in itertools.combinations(facts.values(), 2))
 
 
 @pytest.mark.parametrize(("experiment", "parameter"), [*cases(on_ranks=False)])

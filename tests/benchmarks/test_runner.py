@@ -33,14 +33,14 @@ def test_a_rehearsal_is_measured_first_and_dropped(monkeypatch):
         measured.append(cell.additions)
         return [summarize("draw", "", [torch.rand(1).item()])]
 
-    def found(cells):
+    def draws(cells):
         return [(cell, measurements[0].mean) for cell, measurements in measure_cells(cells, measure, CPU, seed=5)]
 
     cells = [Accumulation(additions=number) for number in (1, 2)]
-    without = found(cells)
+    without = draws(cells)
     rehearsal = staticmethod(lambda cell: Accumulation(additions=10 * cell.additions))
     monkeypatch.setattr(Accumulation, "rehearsal", rehearsal)
-    assert found(cells) == without
+    assert draws(cells) == without
     assert measured == [1, 2, 10, 1, 2]
 
 
@@ -51,13 +51,13 @@ def test_what_a_machine_lacks_is_skipped_with_its_reason():
         return [Measurement(metric="beads", n=1, value="many")]
 
     cells = [Accumulation(additions=number) for number in (1, 2, 3)]
-    found = [measurements for _, measurements in measure_cells(cells, measure, CPU, seed=0)]
-    assert [[one.metric for one in measurements] for measurements in found] == [
+    rows = [measurements for _, measurements in measure_cells(cells, measure, CPU, seed=0)]
+    assert [[one.metric for one in measurements] for measurements in rows] == [
         ["beads", "wall"],
         ["cell", "wall"],
         ["beads", "wall"],
     ]
-    assert (found[1][0].status, found[1][0].message) == ("skipped", "no abacus here")
+    assert (rows[1][0].status, rows[1][0].message) == ("skipped", "no abacus here")
 
 
 def test_what_replaces_our_kernels_is_not_measured_under_their_name(monkeypatch):

@@ -43,8 +43,8 @@ def test_each_rung_adds_one_change_and_each_is_left_out_once():
         ]
 
     for before, rung in pairwise(LADDER):
-        found = changes(before, rung)
-        assert len(found) == 1, f"rung {rung.name} differs from {before.name} in {found}; allowed: one change"
+        changed = changes(before, rung)
+        assert len(changed) == 1, f"rung {rung.name} differs from {before.name} in {changed}; allowed: one change"
     assert all(len(changes(TOP, rung)) == 1 for rung in (CHECKPOINT, *LEFT_OUT))
     assert {rung.without for rung in LEFT_OUT} <= {rung.name for rung in LADDER}
     assert [rung.name for rung in rungs_of("graph,fp32,graph")] == ["graph", "fp32"]
@@ -60,18 +60,18 @@ def test_rows_say_what_ran_and_why_something_did_not(launch):
     )
     assert rows["step"].status in ("ok", "skipped")
     assert rows["order"].value == "interleaved"
-    found = training_ladder.measure(
+    measured = training_ladder.measure(
         dataclasses.replace(CELL, rungs=",".join([*HERE, "graph", "fp8", "data_parallel"])), CPU
     )
-    times = by_rung(found, "step")
+    times = by_rung(measured, "step")
     assert {name for name, row in times.items() if row.status == "ok"} == set(HERE)
     assert times["graph"].message == times["fp8"].message == "a CUDA graph needs a CUDA device"
     assert times["data_parallel"].message == "a wrapper needs several processes; launch them with torchrun"
-    weights, queries = by_rung(found, "weights_dtype"), by_rung(found, "attention_dtype")
+    weights, queries = by_rung(measured, "weights_dtype"), by_rung(measured, "attention_dtype")
     types = {"fp32": ("float32", "float32"), "autocast": ("float32", "bfloat16"), "bf16": ("bfloat16", "bfloat16")}
     found_types = {name: (weights[name].value, queries[name].value) for name in HERE}
     assert found_types == {name: types[RUNGS[name].precision] for name in HERE}
-    alone = {row.details["work"]: row for row in found if row.metric == "floor"}
+    alone = {row.details["work"]: row for row in measured if row.metric == "floor"}
     assert alone.pop("FP8 matmuls").message == "a CUDA graph needs a CUDA device"
     assert alone.keys() == {"matmuls", "attention", "update", "norms and elementwise"}
     assert min(row.mean for row in alone.values()) > 0

@@ -20,11 +20,11 @@ STEPS = 8
 def losses(rung, tokens):
     """The losses of some steps on tokens [sequences, context + 1]."""
     torch.manual_seed(0)
-    step, found = RungStep(rung, CELL, tokens), []
+    step, after_steps = RungStep(rung, CELL, tokens), []
     for _ in range(STEPS):
         step()
-        found.append(step.loss)
-    return torch.stack(found)
+        after_steps.append(step.loss)
+    return torch.stack(after_steps)
 
 
 @pytest.mark.numeric

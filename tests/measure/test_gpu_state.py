@@ -51,11 +51,11 @@ def test_what_a_driver_does_not_report_has_its_reason_and_costs_no_other_fact():
         "ecc": raises(pynvml.NVMLError_NoPermission()),
         "newer": raises(AttributeError("no such function")),
     }
-    found = read_facts(HANDLE, facts)
-    assert found["limit"] == ("a handle has one", "")
-    assert found["mig"] == ("", "the driver does not report it: Not Supported")
-    assert found["ecc"] == ("", "the driver does not report it: Insufficient Permissions")
-    assert "no such function" in found["newer"][1]
+    values = read_facts(HANDLE, facts)
+    assert values["limit"] == ("a handle has one", "")
+    assert values["mig"] == ("", "the driver does not report it: Not Supported")
+    assert values["ecc"] == ("", "the driver does not report it: Insufficient Permissions")
+    assert "no such function" in values["newer"][1]
 
 
 def test_a_neighbour_is_seen_by_its_work_and_its_process(driver, monkeypatch):

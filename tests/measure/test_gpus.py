@@ -37,11 +37,11 @@ def matching(name):
 
 
 def test_each_name_is_of_one_entry_and_each_entry_has_a_name():
-    found = {name: matching(name) for name in NAMES}
-    assert {name for name, entries in found.items() if len(entries) != 1} == set()
-    unnamed = {gpu.name for gpu in GPUS} - {gpu.name for entries in found.values() for gpu in entries}
+    by_name = {name: matching(name) for name in NAMES}
+    assert {name for name, entries in by_name.items() if len(entries) != 1} == set()
+    unnamed = {gpu.name for gpu in GPUS} - {gpu.name for entries in by_name.values() for gpu in entries}
     assert not unnamed, f"NAMES of tests/measure/test_gpus.py lacks the names that nvidia-smi prints of {unnamed}"
-    assert all(gpu_of(name) is entries[0] for name, entries in found.items())
+    assert all(gpu_of(name) is entries[0] for name, entries in by_name.items())
 
 
 @pytest.mark.parametrize("name", OTHERS)

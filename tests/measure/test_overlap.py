@@ -41,13 +41,13 @@ def test_what_does_not_meet_overlaps_by_nothing():
 
 
 def test_shares_of_parts_that_are_not_whole():
-    found = shares([(0.0, 1.0)], 0.1, 0.7, 7)
-    assert found == pytest.approx([1.0] * 7)
-    assert max(found) <= 1
+    parts = shares([(0.0, 1.0)], 0.1, 0.7, 7)
+    assert parts == pytest.approx([1.0] * 7)
+    assert max(parts) <= 1
 
 
 def test_names_tell_what_a_kernel_is_for():
-    found = by_kind(
+    by_kinds = by_kind(
         [
             DeviceEvent(name=name, start=start, end=end)
             for name, start, end in [
@@ -61,4 +61,4 @@ def test_names_tell_what_a_kernel_is_for():
             ]
         ]
     )
-    assert found == {COMPUTE: [(0, 5)], COMMUNICATION: [(3, 9), (10, 14)], OPTIMIZER: [(15, 18)]}
+    assert by_kinds == {COMPUTE: [(0, 5)], COMMUNICATION: [(3, 9), (10, 14)], OPTIMIZER: [(15, 18)]}

@@ -48,9 +48,9 @@ def raised(monkeypatch):
     ],
 )
 def test_rows_carry_experiment_contenders_and_what_these_use(experiment, parameters, contender, others):
-    found = of(experiment, **parameters)
-    assert {experiment, contender, "runner"} <= found.keys()
-    assert {name: name in found for name in others} == others
+    carried = of(experiment, **parameters)
+    assert {experiment, contender, "runner"} <= carried.keys()
+    assert {name: name in carried for name in others} == others
 
 
 @pytest.mark.parametrize("attention", ["plain", "sdpa", "flash"])

@@ -8,9 +8,9 @@ from tests.samples import ROOT
 
 @pytest.mark.parametrize("name", ["h200", "laptop", "sparse"])
 def test_every_report_has_three_findings(name):
-    found = findings((ROOT / f"tests/golden/{name}-report.typ").read_text())
-    assert len(found) == 3
-    for text in found:
+    texts = findings((ROOT / f"tests/golden/{name}-report.typ").read_text())
+    assert len(texts) == 3
+    for text in texts:
         assert any(letter.isdigit() for letter in text)
         assert not set(text) & set('#"[]~`')
 

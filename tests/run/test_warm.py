@@ -70,8 +70,8 @@ def launch(server, tmp_path, monkeypatch, capfd):
     [("ends", 0, ""), ("refuses", 2, ""), ("raises", 1, "ZeroDivisionError"), ("crashes", -6, "Fatal Python error")],
 )
 def test_a_forked_job_is_one_of_its_own(launch, tmp_path, fate, status, error):
-    found, hung, printed = launch(fate, "python")
-    assert (found, hung) == (status, False)
+    ended, hung, printed = launch(fate, "python")
+    assert (ended, hung) == (status, False)
     assert re.match(rf"{fate} \['.*', '{tmp_path}'\] __main__ {torch.get_num_threads()} None\n", printed.out)
     assert error in printed.err
 
