@@ -9,7 +9,7 @@ from cs336_systems.accounting.contenders import PASSES, UPDATE, ClosedForm, Rank
 from cs336_systems.accounting.peak_memory import peak
 from cs336_systems.accounting.setting import Scheme, Setting
 
-VARIATION_MB = 100
+COMMON_MB = 100
 """The bucket size of contenders that are compared at a single size."""
 PEER_COPIES = 2
 """How many copies of all gradients are in memory that peers reach: a wrapper's own buckets, and those that peers
@@ -96,7 +96,7 @@ class Declared(Contender):
             raise ValueError(f"scheme of contender {self.name} is None; allowed: {', '.join(get_args(Scheme))}")
         to_peers = self.sends_to_peers(cell)
         shares_updates = self.scheme in ("sharded optimizer", "ZeRO-2")
-        bucket_mb = math.inf if self.sends is at_once else self.bucket_mb or VARIATION_MB
+        bucket_mb = math.inf if self.sends is at_once else self.bucket_mb or COMMON_MB
         return Setting.of(
             vars(cell),
             ranks=cell.processes,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from cs336_systems.accounting.contenders import by_block, by_layer, fully_shard, to_peers
 from cs336_systems.experiments.base import Size
-from cs336_systems.experiments.contender import VARIATION_MB, Declared, names_of
+from cs336_systems.experiments.contender import COMMON_MB, Declared, names_of
 from cs336_systems.experiments.data_parallel import BASELINE, BUILDERS, PARTS, WORK, TrainingOnRanks, own_next_to
 
 
@@ -31,14 +31,14 @@ CONTENDERS = (
         "data parallel",
         builder=f"{BUILDERS}.data_parallel:symmetric_memory",
         scheme="data parallel",
-        sends=to_peers(VARIATION_MB),
+        sends=to_peers(COMMON_MB),
         copies=4,
     ),
     _ours(
         "sharded_optimizer",
         "sharded optimizer",
         scheme="sharded optimizer",
-        sends=to_peers(VARIATION_MB),
+        sends=to_peers(COMMON_MB),
         copies=5,
     ),
     _sharded("fsdp", "FSDP, by layer", sends=by_layer, by_block=False),

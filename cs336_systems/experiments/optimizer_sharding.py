@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from cs336_systems.accounting.contenders import PASSES, UPDATE, broadcasts, by_owners, ddp, in_buckets, together
 from cs336_systems.accounting.setting import Scheme
-from cs336_systems.experiments.contender import VARIATION_MB, Declared, names_of
+from cs336_systems.experiments.contender import COMMON_MB, Declared, names_of
 from cs336_systems.experiments.data_parallel import BUILDERS, DDP_MB, PARTS, WORK, TrainingOnRanks, own_next_to
 
 HELD = ("parameters", "gradients", "optimizer_state")
@@ -15,9 +15,9 @@ HELD = ("parameters", "gradients", "optimizer_state")
 MOMENTS = ("initialized", "before_update", "after_update")
 """Moments at which memory is measured: after model, wrapper and optimizer are created; and in a step after the first,
 before and after the optimizer's update."""
-REDUCED = in_buckets(VARIATION_MB)
-SCATTERED = by_owners(PASSES, ("reduce_scatter", "reduce"), VARIATION_MB)
-SHARED = by_owners(UPDATE, ("all_gather", "broadcast"), VARIATION_MB)
+REDUCED = in_buckets(COMMON_MB)
+SCATTERED = by_owners(PASSES, ("reduce_scatter", "reduce"), COMMON_MB)
+SHARED = by_owners(UPDATE, ("all_gather", "broadcast"), COMMON_MB)
 DDP = ddp(DDP_MB, broadcasts=True)
 SHARDED: Scheme = "sharded optimizer"
 
@@ -64,7 +64,7 @@ CONTENDERS = (
     _theirs(
         "zero_redundancy_views",
         "PyTorch's, views of both",
-        sends=together(ddp(VARIATION_MB, broadcasts=False), broadcasts(views=True)),
+        sends=together(ddp(COMMON_MB, broadcasts=False), broadcasts(views=True)),
         copies=1,
     ),
 )

@@ -1,6 +1,6 @@
 """Answers to `optimizer_state_sharding`: how evenly the wrapper shares the optimizer's state."""
 
-from cs336_systems.experiments.contender import VARIATION_MB
+from cs336_systems.experiments.contender import COMMON_MB
 from scripts.rendering.answer import Answer, Found, Tables, say
 from scripts.views.comparison import FOREIGN, OURS, OWN, ranks_of
 from scripts.views.comparison_tables import missing
@@ -38,7 +38,7 @@ def answers(tables: Tables) -> Found:
         reason=say(
             "Ours balances each bucket of {size} MB separately, so that a bucket can be sent while the next one is "
             "updated; PyTorch balances all parameters at once.",
-            size=VARIATION_MB if ours and theirs and ours > theirs else None,
+            size=COMMON_MB if ours and theirs and ours > theirs else None,
         ),
     )
-    return {"evenness": evenness, "bucket": VARIATION_MB}
+    return {"evenness": evenness, "bucket": COMMON_MB}

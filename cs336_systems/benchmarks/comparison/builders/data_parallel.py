@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-from cs336_systems.experiments.contender import VARIATION_MB, Declared
+from cs336_systems.experiments.contender import COMMON_MB, Declared
 from cs336_systems.measure.memory import Unavailable
 from cs336_systems.parallel.data_parallel import (
     BucketedDataParallel,
@@ -41,7 +41,7 @@ def in_buckets(
     model: nn.Module, contender: Declared, cell: Any, *, wrap: Wrap, **hyperparameters: Any
 ) -> tuple[nn.Module, Optimizer]:
     """Build a wrapper with buckets of the contender's size, or of the common size."""
-    wrapped = wrap(model, bucket_size_mb=contender.bucket_mb or VARIATION_MB)
+    wrapped = wrap(model, bucket_size_mb=contender.bucket_mb or COMMON_MB)
     return wrapped, AdamW(model.parameters(), **hyperparameters)
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from cs336_systems.benchmarks.comparison.builders.data_parallel import unavailable_here
-from cs336_systems.experiments.contender import VARIATION_MB, Declared
+from cs336_systems.experiments.contender import COMMON_MB, Declared
 from cs336_systems.measure.memory import Unavailable
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
 from cs336_systems.parallel.symmetric_memory_data_parallel import SymmetricMemoryDataParallel
@@ -23,7 +23,7 @@ def sharded_optimizer(
     model: nn.Module, contender: Declared, cell: Any, **hyperparameters: Any
 ) -> tuple[nn.Module, Optimizer]:
     """Build replicated weights and gradients with a sharded optimizer, both over symmetric memory."""
-    wrapped = SymmetricMemoryDataParallel(model, bucket_size_mb=VARIATION_MB)
+    wrapped = SymmetricMemoryDataParallel(model, bucket_size_mb=COMMON_MB)
     return wrapped, SymmetricMemoryShardedOptimizer(wrapped.parameters(), AdamW, **hyperparameters)
 
 

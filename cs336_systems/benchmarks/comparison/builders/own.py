@@ -10,7 +10,7 @@ from torch.optim import AdamW, Optimizer
 from cs336_systems.adapters import Adapters, Wrapped
 from cs336_systems.benchmarks.comparison.builders.fsdp import COMPUTE_DTYPE
 from cs336_systems.benchmarks.comparison.builders.sharded_optimizer import state
-from cs336_systems.experiments.contender import VARIATION_MB, Declared
+from cs336_systems.experiments.contender import COMMON_MB, Declared
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.implementations import load_path, own_implementations
 
@@ -21,7 +21,7 @@ def data_parallel(
     model: nn.Module, contender: Declared, cell: Any, *, own: Adapters, **hyperparameters: Any
 ) -> tuple[Wrapped, Optimizer]:
     """Build a data-parallel wrapper, with buckets of the common size if it has any."""
-    wrapped = own.data_parallel(model, VARIATION_MB)
+    wrapped = own.data_parallel(model, COMMON_MB)
     return wrapped, AdamW(wrapped.model.parameters(), **hyperparameters)
 
 

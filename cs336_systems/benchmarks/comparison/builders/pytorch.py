@@ -14,7 +14,7 @@ from torch.optim import AdamW, Optimizer
 
 from cs336_systems.benchmarks.comparison.builders.data_parallel import Wrap
 from cs336_systems.benchmarks.comparison.builders.fsdp import COMPUTE_DTYPE, blocks_of
-from cs336_systems.experiments.contender import VARIATION_MB, Declared
+from cs336_systems.experiments.contender import COMMON_MB, Declared
 from cs336_systems.limits import AHEAD
 
 
@@ -57,7 +57,7 @@ def zero(
 
 zero_redundancy = partial(zero, wrap=DistributedDataParallel, views=False)
 zero_redundancy_view = partial(zero, wrap=DistributedDataParallel, views=True)
-zero_redundancy_views = partial(zero, wrap=partial(view_buckets, mebibytes=VARIATION_MB), views=True)
+zero_redundancy_views = partial(zero, wrap=partial(view_buckets, mebibytes=COMMON_MB), views=True)
 
 
 def shard(

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from cs336_systems.benchmarks.comparison.builders.data_parallel import unavailable_here
-from cs336_systems.experiments.contender import VARIATION_MB, Declared
+from cs336_systems.experiments.contender import COMMON_MB, Declared
 from cs336_systems.parallel.data_parallel import BucketedDataParallel
 from cs336_systems.parallel.sharded_gradients import ShardedGradientsDataParallel
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
@@ -19,7 +19,7 @@ def state(
     model: nn.Module, contender: Declared, cell: Any, *, kind: Callable[..., Optimizer], **hyperparameters: Any
 ) -> tuple[nn.Module, Optimizer]:
     """Build the handout's scheme: all gradients on all ranks, with sharded state and update."""
-    wrapped = BucketedDataParallel(model, bucket_size_mb=VARIATION_MB)
+    wrapped = BucketedDataParallel(model, bucket_size_mb=COMMON_MB)
     return wrapped, kind(model.parameters(), AdamW, **hyperparameters)
 
 
