@@ -1,5 +1,6 @@
 """Stamps of the correctness gate: a new one for each version of what decides whether the tests pass."""
 
+import importlib.metadata
 from dataclasses import replace
 
 import pytest
@@ -21,9 +22,9 @@ def test_other_hardware_or_another_driver_is_tested_anew(change):
 @pytest.mark.parametrize("package", ["torch", "triton"])
 def test_another_version_is_tested_anew(monkeypatch, package):
     here = gate.environment_digest(H200)
-    monkeypatch.setattr(gate.importlib.metadata, "version", lambda name: "0.0" if name == package else "1.0")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.0" if name == package else "1.0")
     changed = gate.environment_digest(H200)
-    monkeypatch.setattr(gate.importlib.metadata, "version", lambda name: "1.0")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0")
     assert len({here, changed, gate.environment_digest(H200)}) == 3
 
 
