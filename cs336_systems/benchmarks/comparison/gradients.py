@@ -1,4 +1,6 @@
-"""Comparison of a contender's gradients, at the timed size, with the mean of gradients computed on each rank alone."""
+"""Comparison of a contender's gradients, at the timed size, with the mean of gradients computed on each rank alone;
+and the largest error over all ranks.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +9,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from cs336_systems.benchmarks.comparison.largest import largest, relative
 from cs336_systems.parallel.gather import gather
 from cs336_systems.training_step import precision_context
 
@@ -64,3 +65,16 @@ def differ_among_ranks(samples: Sequence[Tensor]) -> bool:
     dist.all_reduce(most, dist.ReduceOp.MAX)
     dist.all_reduce(least, dist.ReduceOp.MIN)
     return not torch.equal(most, least)
+
+
+def relative(error: Tensor, whole: Tensor) -> float:
+    """The norm of an error relative to the norm of the reference; 0 if there is no error."""
+    off = error.norm()
+    return (off / whole.norm()).item() if off else 0.0
+
+
+def largest(errors: Mapping[str, float], device: torch.device) -> tuple[str, float]:
+    """Find the largest error of all ranks, and its name; all ranks have the same names. NaN counts as the largest."""
+    everyones = torch.tensor(gather(list(errors.values()), device), dtype=torch.float64)
+    position = int(everyones.argmax())
+    return list(errors)[position % len(errors)], everyones.flatten()[position].item()

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cs336_systems.benchmarks.comparison.gradients import sample_weights
-from cs336_systems.benchmarks.comparison.largest import relative
+from cs336_systems.benchmarks.comparison.gradients import relative, sample_weights
 from cs336_systems.benchmarks.comparison.messages import Messages
 from cs336_systems.benchmarks.comparison.training import Training
 from cs336_systems.experiments.contender import Declared

@@ -16,7 +16,7 @@ from torch.optim import AdamW
 
 from cs336_systems.adapters import by_methods
 from cs336_systems.benchmarks.comparison.agreement import first_of_all_ranks
-from cs336_systems.benchmarks.comparison.largest import largest, relative
+from cs336_systems.benchmarks.comparison.gradients import largest, relative
 from cs336_systems.benchmarks.comparison.memory import held
 from cs336_systems.benchmarks.comparison.refusal import refuse
 from cs336_systems.benchmarks.comparison.training import everyones_tokens, new_model, own_part, phases_of, run, start

@@ -1,4 +1,4 @@
-"""The training step of each rung."""
+"""The training step of each rung, on one process or, under this project's wrappers, on several."""
 
 from collections.abc import Callable
 
@@ -7,13 +7,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from cs336_systems.benchmarks.ladder.wrapped import wrap
 from cs336_systems.benchmarks.runner import require_kernels
 from cs336_systems.experiments.training_ladder import Rung, TrainingLadder
 from cs336_systems.measure.dtypes import dtype_name
 from cs336_systems.measure.memory import Unavailable
 from cs336_systems.model import ATTENTION, ROPE_THETA, TransformerBlock, TransformerLM, run_blocks
 from cs336_systems.nvidia import compute_capability
+from cs336_systems.parallel.data_parallel import BucketedDataParallel
+from cs336_systems.parallel.fsdp import FullyShardedDataParallel
+from cs336_systems.parallel.update_in_backward import UpdateInBackward, units_of
 from cs336_systems.sizes import parse_size
 from cs336_systems.training.adamw import MasterAdamW
 from cs336_systems.training.captured_step import CapturedStep
@@ -25,6 +27,12 @@ from cs336_systems.training.linear_cross_entropy import linear_cross_entropy
 from cs336_systems.training_step import precision_context
 
 LEARNING_RATE = 1e-3
+BUCKET_MB = 100
+"""Gradients that the data-parallel wrapper sends at once, in 10^6 bytes."""
+
+ComputeLoss = Callable[[Tensor, Tensor], Tensor]
+Wrapped = tuple[ComputeLoss, Callable[[], object]]
+"""Functions that compute a wrapped model's loss, and that end a step after the backward pass, with weights updated."""
 
 
 class RungStep:
@@ -48,10 +56,10 @@ class RungStep:
         self.weights_dtype = " ".join(sorted({dtype_name(weight.dtype) for weight in self.model.parameters()}))
         self.loss: Tensor
         self.tail: Callable[..., Tensor] = head_and_loss
-        self.forward: Callable[[Tensor, Tensor], Tensor] = self.compute_loss
+        self.forward: ComputeLoss = self.compute_loss
         self.captured: CapturedStep | None = None
         if rung.wrapper:
-            self.forward, self.update = wrap(rung, self.model, self.compute_loss, LEARNING_RATE)
+            self.forward, self.update = WRAP[rung.wrapper](self.model, self.compute_loss)
         self.attention_dtype = observe_attention(self.model, lambda: self.forward(self.inputs, self.targets))
         if rung.wrapper:
             return
@@ -166,3 +174,42 @@ def observe_attention(model: TransformerLM, forward: Callable[[], Tensor]) -> st
         forward()
     block.attention.attention = attention
     return dtype_name(seen[0])
+
+
+def data_parallel(model: TransformerLM, compute_loss: ComputeLoss) -> Wrapped:
+    """Gradients are averaged during the backward pass, and each rank updates all weights after it."""
+    wrapper = BucketedDataParallel(model, BUCKET_MB)
+    optimizer = MasterAdamW(model.parameters(), lr=LEARNING_RATE)
+
+    def finish() -> None:
+        wrapper.finish_gradient_synchronization()
+        optimizer.step()
+
+    return compute_loss, finish
+
+
+def sharded_optimizer(model: TransformerLM, compute_loss: ComputeLoss) -> Wrapped:
+    """Gradients are averaged, and each rank updates its share of the weights, during the backward pass."""
+    update = UpdateInBackward(units_of(model), MasterAdamW, lr=LEARNING_RATE)
+    return compute_loss, update.finish
+
+
+def fsdp(model: TransformerLM, compute_loss: ComputeLoss) -> Wrapped:
+    """Each rank keeps its share of all weights in fp32; a block's weights are gathered in bf16 while in use."""
+    compile_blocks(model)
+    wrapper = FullyShardedDataParallel(model, torch.bfloat16)
+    optimizer = torch.optim.AdamW(wrapper.parameters(), lr=LEARNING_RATE, fused=True)
+
+    def loss(inputs: Tensor, targets: Tensor) -> Tensor:
+        logits = wrapper(inputs)
+        return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+    def finish() -> None:
+        wrapper.finish_gradient_synchronization()
+        optimizer.step()
+
+    return loss, finish
+
+
+WRAP = {"data_parallel": data_parallel, "sharded_optimizer": sharded_optimizer, "fsdp": fsdp}
+"""Functions that wrap a model on every rank, by a rung's wrapper."""
