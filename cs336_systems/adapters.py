@@ -52,7 +52,7 @@ def _method(wrapped: "nn.Module", name: str) -> Hook | None:
 def by_end(given: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Look up names that are suffixes of the given ones, the shortest of several: "weight" matches "module.weight"."""
     keys = {name: [key for key in given if f".{key}".endswith(f".{name}")] for name in names}
-    return {name: given[min(found, key=len)] for name, found in keys.items() if found}
+    return {name: given[min(matches, key=len)] for name, matches in keys.items() if matches}
 
 
 class Adapters:
@@ -64,17 +64,17 @@ class Adapters:
 
     def attention(self) -> Callable[..., Any]:
         """Make a function of (q, k, v, is_causal)."""
-        found = self.load(self.path)
-        found = found() if self.adapter else found
-        return getattr(found, "apply", found) if self.adapter or isinstance(found, type) else found
+        function = self.load(self.path)
+        function = function() if self.adapter else function
+        return getattr(function, "apply", function) if self.adapter or isinstance(function, type) else function
 
     def data_parallel(self, module: "nn.Module", bucket_mb: float) -> Wrapped:
         """Wrap a module, in buckets of a size if it has any."""
-        found = self.load(self.path)
+        wrap = self.load(self.path)
         if self.adapter:
-            return self._with_adapters(found(module, bucket_mb) if self.name == "get_ddp_bucketed" else found(module))
-        sized = BUCKET_SIZE in inspect.signature(found).parameters
-        return by_methods(found(module, **({BUCKET_SIZE: bucket_mb} if sized else {})))
+            return self._with_adapters(wrap(module, bucket_mb) if self.name == "get_ddp_bucketed" else wrap(module))
+        sized = BUCKET_SIZE in inspect.signature(wrap).parameters
+        return by_methods(wrap(module, **({BUCKET_SIZE: bucket_mb} if sized else {})))
 
     def sharded_optimizer(self, parameters: Any, optimizer: type, **options: Any) -> "torch.optim.Optimizer":
         """Make a sharded optimizer."""
@@ -86,10 +86,10 @@ class Adapters:
         Raises:
             NotImplementedError: it accepts no compute_dtype, but one is requested.
         """
-        found = self.load(self.path)
-        if compute_dtype is not None and "compute_dtype" not in inspect.signature(found).parameters:
+        wrap = self.load(self.path)
+        if compute_dtype is not None and "compute_dtype" not in inspect.signature(wrap).parameters:
             raise NotImplementedError("it takes no compute_dtype")
-        wrapped = found(module, **({} if compute_dtype is None else {"compute_dtype": compute_dtype}))
+        wrapped = wrap(module, **({} if compute_dtype is None else {"compute_dtype": compute_dtype}))
         return self._with_adapters(wrapped) if self.adapter else by_methods(wrapped, load_module(self.path))
 
     def _with_adapters(self, model: "nn.Module") -> Wrapped:

@@ -213,11 +213,11 @@ class FolderModules(MetaPathFinder):
         if top in PROJECT:
             raise MissingPackage(f"it needs the package {top}, which is not in its folder", name=top)
         try:
-            found = builtins.__import__(name, fromlist=fromlist)
+            module = builtins.__import__(name, fromlist=fromlist)
         except ModuleNotFoundError as error:
             why = f"it needs the package {error.name}, which is not installed"
             raise MissingPackage(why, name=error.name) from None
-        return self._importlib if found is importlib else found
+        return self._importlib if module is importlib else module
 
     def _theirs(self, name: str, fromlist: Sequence[str] = ()) -> ModuleType:
         """A module of the folder, with those of its modules that are imported from it."""

@@ -75,10 +75,10 @@ class Job:
 
         A newly used instrument whose code has not changed makes nothing stale.
         """
-        found: dict[str, str] = {}
+        revisions: dict[str, str] = {}
         for cell in self.cells:
-            found |= revisions_of(cell, contenders_of(cell))
-        return as_text({name: of for name, of in found.items() if name == self.experiment or of != str(FIRST)})
+            revisions |= revisions_of(cell, contenders_of(cell))
+        return as_text({name: of for name, of in revisions.items() if name == self.experiment or of != str(FIRST)})
 
 
 def launch_command(experiment: str, processes: int, nodes: int = 1) -> str:

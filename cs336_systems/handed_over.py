@@ -74,14 +74,14 @@ def in_adapters(file: Path) -> Named:
     names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     names |= {alias.asname or alias.name for alias in imports}
     names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    found = [
+    named = [
         (family, Implementation(name=name, path=f"tests.{file.stem}:{adapter}"))
         for adapter, (family, name) in ADAPTERS_OF.items()
         if adapter in names
     ]
-    if not found:
+    if not named:
         raise ValueError(f"{file.name} has no adapter; allowed: {', '.join(ADAPTERS_OF)}")
-    return found
+    return named
 
 
 def read_implementations(content: Mapping[str, Any], source: str) -> Named:
@@ -90,7 +90,7 @@ def read_implementations(content: Mapping[str, Any], source: str) -> Named:
     Raises:
         ValueError: an unknown family, or an invalid entry, in one sentence that begins with the source.
     """
-    found = []
+    named = []
     for family, paths in content.items():
         if family not in FAMILIES:
             raise ValueError(f"{source}: unknown key {family!r}; allowed: {', '.join(FAMILIES)}")
@@ -98,7 +98,7 @@ def read_implementations(content: Mapping[str, Any], source: str) -> Named:
             raise ValueError(f"{source}: {family} is {paths!r}; allowed: names with their package.module:name")
         for name, path in paths.items():
             try:
-                found.append((family, parse(f"{name}={path}")))
+                named.append((family, parse(f"{name}={path}")))
             except ValueError as error:
                 raise ValueError(f"{source}: {family}: {error}") from None
-    return found
+    return named

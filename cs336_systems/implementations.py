@@ -110,11 +110,11 @@ def parse_all(text: str) -> tuple[Implementation, ...]:
     Raises:
         ValueError: one has another form, or two share a name, in one sentence.
     """
-    found = tuple(map(parse, text.split(","))) if text else ()
-    names = [implementation.name for implementation in found]
+    implementations = tuple(map(parse, text.split(","))) if text else ()
+    names = [implementation.name for implementation in implementations]
     if len(set(names)) < len(names):
         raise ValueError(f"{PARAMETER} is {text!r}, where a name occurs twice; allowed: each name once")
-    return found
+    return implementations
 
 
 def own_implementations(cell: Any) -> tuple[Implementation, ...]:
@@ -145,12 +145,12 @@ def load_path(path: str) -> Any:
     Raises:
         ValueError: no such object exists.
     """
-    found, module, name = load_module(path), path.rpartition(":")[0].rpartition("/")[2], path.rpartition(":")[2]
+    value, module, name = load_module(path), path.rpartition(":")[0].rpartition("/")[2], path.rpartition(":")[2]
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             raise ValueError(f"{module} has no {name!r}")
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def check(family: str, implementation: Implementation) -> None:
@@ -160,19 +160,19 @@ def check(family: str, implementation: Implementation) -> None:
         ValueError: it cannot, or does not, in one sentence.
     """
     try:
-        found = load_path(implementation.path)
+        value = load_path(implementation.path)
     except BaseException as error:  # whatever a user's module raises
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}".removesuffix(": ")
         raise ValueError(f"{implementation.text} cannot be loaded: {reason.splitlines()[0][:300]}") from None
     arguments = CALLED_WITH[family]
     allowed = f"allowed: a callable with the arguments {', '.join(arguments)}"
-    if not callable(found):
-        raise ValueError(f"{implementation.text} is of type {type(found).__name__}; {allowed}")
+    if not callable(value):
+        raise ValueError(f"{implementation.text} is of type {type(value).__name__}; {allowed}")
     if implementation.adapter:
         return  # Whether it is implemented shows when it is called.
     # PyTorch's own `apply` accepts anything; the function it calls has the context as first argument.
-    call = getattr(found, "forward", found) if family == "attention" and isinstance(found, type) else found
-    context = (None,) if call is not found else ()
+    call = getattr(value, "forward", value) if family == "attention" and isinstance(value, type) else value
+    context = (None,) if call is not value else ()
     try:
         signature = inspect.signature(call)
         sized = {BUCKET_SIZE: 100} if family == "data_parallel" and BUCKET_SIZE in signature.parameters else {}
@@ -187,7 +187,7 @@ if __name__ == "__main__":
     for family, text in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
         try:
             check(family, parse(text))
-        except ValueError as complaint:
-            print(f"implementations.{family}: {complaint}", file=sys.stderr)
+        except ValueError as error:
+            print(f"implementations.{family}: {error}", file=sys.stderr)
             sys.exit(2)
     print(LOADED, end="")

@@ -24,17 +24,17 @@ def check_model(model: str, attention: str = "plain") -> None:
         ValueError: it cannot, or does not, in one sentence.
     """
     try:
-        found = load_model_class(model)
+        model_class = load_model_class(model)
     except ValueError:
         raise
     except BaseException as error:  # whatever a user's module raises
         reason = f"{type(error).__name__}: {error}".removesuffix(": ").splitlines()[0][:300]
         raise ValueError(f"model {model!r} cannot be loaded: {reason}") from None
-    if not callable(found):
-        raise ValueError(f"model is {model!r}, which is of type {type(found).__name__}; allowed: a model class")
+    if not callable(model_class):
+        raise ValueError(f"model is {model!r}, which is of type {type(model_class).__name__}; allowed: a model class")
     try:
-        parameters = inspect.signature(found).parameters.values()
-        inspect.signature(found).bind(**dict.fromkeys(ARGUMENTS))
+        parameters = inspect.signature(model_class).parameters.values()
+        inspect.signature(model_class).bind(**dict.fromkeys(ARGUMENTS))
     except (TypeError, ValueError) as error:  # ValueError of a built-in class
         allowed = ", ".join(ARGUMENTS)
         raise ValueError(f"model {model!r} cannot be called: {error}; allowed: a class that takes {allowed}") from None
@@ -47,7 +47,7 @@ def check_model(model: str, attention: str = "plain") -> None:
 if __name__ == "__main__":
     try:
         check_model(*sys.argv[1:])
-    except ValueError as complaint:
-        print(complaint, file=sys.stderr)
+    except ValueError as error:
+        print(error, file=sys.stderr)
         sys.exit(2)
     print(LOADED, end="")

@@ -76,16 +76,16 @@ def errors(dtype: torch.dtype, shape: tuple[int, ...], device: str) -> tuple[flo
     inputs = [torch.randn(shape, dtype=dtype, device=device) for _ in range(4)]
     ours = results(flash_attention, inputs)
     allowed = SMALLEST_ERROR
-    found = 0.0
+    worst = 0.0
     plain, exact = [], []
     for head in range(shape[1]):
         of_head = [x[:, head : head + 1] for x in inputs]
         plain.append(results(plain_attention, of_head))
         exact.append(results(plain_attention, [x.double() for x in of_head]))
     for mine, theirs, reference in zip(ours, joined(plain), joined(exact), strict=True):
-        found = max(found, relative_error(mine, reference))
+        worst = max(worst, relative_error(mine, reference))
         allowed = max(allowed, TIMES_PLAIN * relative_error(theirs, reference))
-    return found, allowed
+    return worst, allowed
 
 
 def results(attention: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:

@@ -75,13 +75,13 @@ def check_unchanged(name: str, parameter: nn.Parameter, dtype: torch.dtype, devi
         )
 
 
-def check_in_place(name: str, found: Tensor | None, wrapped: nn.Parameter) -> None:
+def check_in_place(name: str, current: Tensor | None, wrapped: nn.Parameter) -> None:
     """Check that a parameter is still the one that was wrapped.
 
     Raises:
         RuntimeError: the parameter was replaced.
     """
-    if found is not wrapped:
+    if current is not wrapped:
         raise RuntimeError(
             f"{name} was replaced after wrapping; allowed: in-place changes, by load_state_dict or under "
             "torch.no_grad()"

@@ -33,8 +33,8 @@ def gradient_norm(
     if not norm_type > 0:
         raise ValueError(f"norm_type is {norm_type}; allowed: numbers above 0, and inf")
     given = gradients or {}
-    found = [given.get(p, p.grad) for p in dict.fromkeys(parameters)]
-    present = [gradient for gradient in found if gradient is not None]
+    all_gradients = [given.get(p, p.grad) for p in dict.fromkeys(parameters)]
+    present = [gradient for gradient in all_gradients if gradient is not None]
     if not present:
         raise ValueError("no parameter has a gradient; clip after the backward pass")
     if any(gradient.layout is not torch.strided for gradient in present):

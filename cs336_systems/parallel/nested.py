@@ -29,12 +29,12 @@ def map_tensors(function: Callable[[Tensor], Tensor], values: Any) -> Any:
 
 def tensors_with_gradient(values: Any) -> list[Tensor]:
     """The tensors in nested values that require a gradient."""
-    found = []
+    tensors = []
 
     def note(tensor: Tensor) -> Tensor:
         if tensor.requires_grad:
-            found.append(tensor)
+            tensors.append(tensor)
         return tensor
 
     map_tensors(note, values)
-    return found
+    return tensors

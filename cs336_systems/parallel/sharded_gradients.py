@@ -116,9 +116,9 @@ class ShardedGradientsDataParallel(OverlappedDataParallel):
         theirs = {parameter for bucket in buckets for parameter in bucket.parameters}
         missing = [name for name, p in zip(self._names, self._trainable, strict=True) if p not in theirs]
         if missing or len(theirs) > len(self._trainable):
-            found = f"does not have {missing[0]}" if missing else "has parameters that are not the module's"
+            gap = f"does not have {missing[0]}" if missing else "has parameters that are not the module's"
             raise ValueError(
-                f"the optimizer {found}; allowed: all parameters of the module that require a gradient, and no others"
+                f"the optimizer {gap}; allowed: all parameters of the module that require a gradient, and no others"
             )
         self._plan([OwnedGradients(bucket) for bucket in buckets])
 

@@ -76,8 +76,8 @@ class ShardedOptimizer(Optimizer):
         if not bucket_size_mb > 0:
             raise ValueError(f"bucket_size_mb is {bucket_size_mb}; allowed: numbers above 0")
         if not (isinstance(optimizer_cls, type) and issubclass(optimizer_cls, Optimizer)):
-            found = getattr(optimizer_cls, "__name__", f"an instance of {type(optimizer_cls).__name__}")
-            raise TypeError(f"optimizer_cls is {found}; allowed: a class of optimizers, such as torch.optim.AdamW")
+            given = getattr(optimizer_cls, "__name__", f"an instance of {type(optimizer_cls).__name__}")
+            raise TypeError(f"optimizer_cls is {given}; allowed: a class of optimizers, such as torch.optim.AdamW")
         if issubclass(optimizer_cls, LBFGS):
             raise ValueError("optimizer_cls is LBFGS; allowed: optimizers that update each parameter independently")
         super().__init__(params, {})
@@ -207,11 +207,11 @@ class ShardedOptimizer(Optimizer):
         """Unscale the gradients, and notify all ranks' scalers if a gradient on any rank is not finite."""
         if scaler._per_optimizer_states[id(self)]["stage"] is OptState.READY:
             scaler.unscale_(self)
-        found: dict[Any, Any] = scaler._found_inf_per_device(self)  # a rank without gradients has detected nothing
-        overflow = sum((value.to(self._device) for value in found.values()), torch.zeros((), device=self._device))
+        infinities: dict[Any, Any] = scaler._found_inf_per_device(self)  # a rank without gradients has detected nothing
+        overflow = sum((value.to(self._device) for value in infinities.values()), torch.zeros((), device=self._device))
         dist.all_reduce(overflow, group=self.process_group)
-        found.clear()
-        found[self._device] = overflow
+        infinities.clear()
+        infinities[self._device] = overflow
         return bool(overflow)
 
     def _share(self, buckets: Sequence[ShardedBucket]) -> None:

@@ -341,8 +341,8 @@ def check_units(units: Sequence[Sequence[nn.Parameter]]) -> None:
     for parameters in units:
         kinds = {f"{parameter.dtype} on {parameter.device}" for parameter in parameters}
         if len(kinds) != 1:
-            found = ", ".join(sorted(kinds)) or "no parameters"
-            raise ValueError(f"a unit has {found}; allowed: parameters of one dtype on one device")
+            given = ", ".join(sorted(kinds)) or "no parameters"
+            raise ValueError(f"a unit has {given}; allowed: parameters of one dtype on one device")
     named = named_in(units)
     for name, parameter in named:
         if not parameter.requires_grad:
@@ -381,8 +381,8 @@ def check_loadable(
             tensor of another shape.
     """
     groups, total = state_dict["param_groups"], sum(map(len, units))
-    if (found := [len(group["params"]) for group in groups]) != [total]:
-        raise ValueError(f"the state has groups of {found} parameters; allowed: [{total}], one group of all parameters")
+    if (sizes := [len(group["params"]) for group in groups]) != [total]:
+        raise ValueError(f"the state has groups of {sizes} parameters; allowed: [{total}], one group of all parameters")
     numbers = iter(groups[0]["params"])
     states = [[state_dict["state"].get(next(numbers), {}) for _ in parameters] for parameters in units]
     for parameters, of_unit in zip(units, states, strict=True):

@@ -152,10 +152,10 @@ class MasterAdamW(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if gradients:
-            found = [(p, gradients.get(p, p.grad), number) for p, number in self._numbered()]
+            updates = [(p, gradients.get(p, p.grad), number) for p, number in self._numbered()]
         else:
-            found = [(p, p.grad, number) for p, number in self._numbered()]
-        self._update([(p, gradient, number) for p, gradient, number in found if gradient is not None], factor)
+            updates = [(p, p.grad, number) for p, number in self._numbered()]
+        self._update([(p, gradient, number) for p, gradient, number in updates if gradient is not None], factor)
         return loss
 
     def during_backward(self) -> UnderBackward:
@@ -252,12 +252,12 @@ class MasterAdamW(Optimizer):
             return parameter.detach()
         return master_of(parameter, self.state.get(parameter, {}))
 
-    def _update(self, found: Sequence[tuple[torch.nn.Parameter, Tensor, int]], scale: Tensor | float | None) -> None:
+    def _update(self, updates: Sequence[tuple[torch.nn.Parameter, Tensor, int]], scale: Tensor | float | None) -> None:
         """Update parameters by their gradients, in groups of these numbers."""
-        for parameter, gradient, _ in found:
+        for parameter, gradient, _ in updates:
             check_gradient(parameter, gradient)
-        gradients = {p: gradient for p, gradient, _ in found}
-        on_host, tables = self._ready([(p, number) for p, _, number in found])
+        gradients = {p: gradient for p, gradient, _ in updates}
+        on_host, tables = self._ready([(p, number) for p, _, number in updates])
         for parameter, number in on_host:
             _update_on_host(parameter, gradients[parameter], self.state[parameter], self.param_groups[number], scale)
         for table, members in tables:

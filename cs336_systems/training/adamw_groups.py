@@ -50,9 +50,9 @@ def loaded_groups(groups: Sequence[dict[str, Any]], saved: Sequence[Mapping[str,
     Raises:
         ValueError: there are more or fewer groups or parameters, or a hyperparameter is refused.
     """
-    found, allowed = ([len(group["params"]) for group in some] for some in (saved, groups))
-    if found != allowed:
-        raise ValueError(f"the state has groups of {found} parameters; allowed: {allowed}, as the optimizer")
+    given, allowed = ([len(group["params"]) for group in some] for some in (saved, groups))
+    if given != allowed:
+        raise ValueError(f"the state has groups of {given} parameters; allowed: {allowed}, as the optimizer")
     loaded = []
     for group, other in zip(groups, saved, strict=True):
         check_group(other)

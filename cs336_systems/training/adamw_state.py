@@ -82,8 +82,8 @@ def check_like(name: str, value: Tensor, parameter: Tensor) -> None:
     if value.shape != parameter.shape:
         raise ValueError(f"{name} is of shape {list(value.shape)}; allowed: its parameter's, {list(parameter.shape)}")
     if not same_sharding(value, parameter):
-        found, allowed = (str(getattr(x, "placements", "not sharded")) for x in (value, parameter))
-        raise ValueError(f"{name} is {found}; allowed: sharded like its parameter, which is {allowed}")
+        given, allowed = (str(getattr(x, "placements", "not sharded")) for x in (value, parameter))
+        raise ValueError(f"{name} is {given}; allowed: sharded like its parameter, which is {allowed}")
 
 
 def check_state(parameter: Tensor, state: Mapping[str, Any]) -> None:

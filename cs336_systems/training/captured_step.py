@@ -246,8 +246,8 @@ class CapturedStep:
             raise ValueError(f"the batch has {len(batch)} tensors; allowed: {len(self._inputs)}, as in the first call")
         for number, (x, static) in enumerate(zip(batch, self._inputs, strict=True)):
             if (x.shape, x.dtype) != (static.shape, static.dtype):
-                found, allowed = (f"shape {list(y.shape)} and {y.dtype}" for y in (x, static))
-                raise ValueError(f"argument {number} has {found}; allowed: {allowed}, as in the first call")
+                given, allowed = (f"shape {list(y.shape)} and {y.dtype}" for y in (x, static))
+                raise ValueError(f"argument {number} has {given}; allowed: {allowed}, as in the first call")
 
 
 def _parts(batch: tuple[Tensor, ...], number: int) -> Iterable[tuple[Tensor, ...]]:

@@ -93,8 +93,8 @@ DIFFERENT = {
 @pytest.mark.parametrize("difference", DIFFERENT)
 @on_all_ranks
 def test_ranks_that_differ_are_refused_on_all_of_them(device, difference):
-    *makers, complaint = DIFFERENT[difference]
-    with pytest.raises(ValueError, match=f"^the ranks' models differ: rank 0 has .*{complaint}; allowed: the same"):
+    *makers, sentence = DIFFERENT[difference]
+    with pytest.raises(ValueError, match=f"^the ranks' models differ: rank 0 has .*{sentence}; allowed: the same"):
         BucketedDataParallel(makers[dist.get_rank()]().to(device), bucket_size_mb=1)
 
 

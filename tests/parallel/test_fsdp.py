@@ -279,8 +279,8 @@ def test_clipping_is_clipping_of_the_whole_models_gradient(device, clip, norm_ty
         backward(model, batch)
         model.finish_gradient_synchronization()
     expected = nn.utils.clip_grad_norm_(bare.parameters(), max_norm=0.1, norm_type=norm_type)
-    found = clip(fsdp, max_norm=0.1, norm_type=norm_type)
-    assert whole(found).item() == pytest.approx(expected.item(), rel=1e-6)
+    norm = clip(fsdp, max_norm=0.1, norm_type=norm_type)
+    assert whole(norm).item() == pytest.approx(expected.item(), rel=1e-6)
     assert expected > 0.1
     for name, parameter in fsdp.module.named_parameters():
         gradient = bare.get_parameter(name).grad

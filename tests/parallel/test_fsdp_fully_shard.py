@@ -351,9 +351,9 @@ def test_requires_grad_may_change_after_wrapping(device):
             gradients.append({n.removeprefix("module."): p.grad for n, p in model.named_parameters()})
         for name, expected in gradients[2].items():
             assert (expected is None) == (name in frozen)
-            for found in gradients[:2]:
-                assert (found[name] is None) == (expected is None), name
-                assert expected is None or torch.allclose(whole(found[name]), expected, atol=1e-6), name
+            for sharded in gradients[:2]:
+                assert (sharded[name] is None) == (expected is None), name
+                assert expected is None or torch.allclose(whole(sharded[name]), expected, atol=1e-6), name
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
@@ -401,15 +401,15 @@ def test_finishing_after_the_optimizers_zero_grad_gives_the_gradients_of_the_pas
     fsdp = FullyShardedDataParallel(same_everywhere(Mixed, device))
     optimizer = momentum(fsdp.parameters())
     [x] = own_parts(inputs(device))
-    found = []
+    gradients = []
     for forgotten in (False, True):
         optimizer.zero_grad()
         loss(fsdp, x).backward()
         if forgotten:
             optimizer.zero_grad()
         fsdp.finish_gradient_synchronization()
-        found.append([whole(p.grad) for p in fsdp.parameters()])
-    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+        gradients.append([whole(p.grad) for p in fsdp.parameters()])
+    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
 
 
 @dataclass(frozen=True)
@@ -455,8 +455,8 @@ def test_blocks_may_return_dataclasses(device, dtype):
         finish(fsdp)
         alone(x).states[0].mean().backward()
     for name, parameter in alone.named_parameters():
-        found = whole(fsdp.module.get_parameter(name).grad)
-        assert torch.allclose(found, parameter.grad, atol=1e-6 if dtype is None else 1e-2), name
+        gradient = whole(fsdp.module.get_parameter(name).grad)
+        assert torch.allclose(gradient, parameter.grad, atol=1e-6 if dtype is None else 1e-2), name
 
 
 @on_all_ranks

@@ -120,7 +120,7 @@ def test_another_order_than_expected_costs_only_time(device):
 def test_a_look_at_the_model_between_forward_and_backward_changes_nothing(device):
     fsdp = FullyShardedDataParallel(OddModel().to(device))
     [batch] = own_parts(make_batches(1, device))
-    found = []
+    results = []
     for look in (False, True, True):
         fsdp.zero_grad()
         loss = fsdp(batch).square().mean()
@@ -129,11 +129,11 @@ def test_a_look_at_the_model_between_forward_and_backward_changes_nothing(device
                 assert torch.equal(fsdp(batch).square().mean(), loss)
         loss.backward()
         fsdp.finish_gradient_synchronization()
-        found.append([parameter.grad for parameter in fsdp.parameters() if parameter.grad is not None])
+        results.append([parameter.grad for parameter in fsdp.parameters() if parameter.grad is not None])
     with torch.inference_mode():
         fsdp(batch)
     assert whole(fsdp) == []
-    for gradients in zip(*found, strict=True):
+    for gradients in zip(*results, strict=True):
         assert torch.equal(gradients[0], gradients[1])
         assert torch.equal(gradients[0], gradients[2])
 
@@ -192,8 +192,8 @@ def test_a_compiled_wrapper_breaks_its_graph_where_it_communicates(device, part)
         expected = fsdp(x)
     for _ in range(2):
         fsdp.zero_grad()
-        found = compiled(x)
-        assert torch.equal(found, expected)
-        found.sum().backward()
+        output = compiled(x)
+        assert torch.equal(output, expected)
+        output.sum().backward()
         fsdp.finish_gradient_synchronization()
     assert all(parameter.grad is not None for parameter in fsdp.parameters())

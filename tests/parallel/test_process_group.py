@@ -60,8 +60,8 @@ def test_nonsense_in_the_environment_is_refused_in_a_sentence(name, monkeypatch)
     for value in values:
         for each, usual in (LAUNCHED | {name: value}).items():
             monkeypatch.setenv(each, usual)
-        complaint = f"^the environment variable {name} is '{value}'; allowed: integers {allowed}$"
-        with pytest.raises(ValueError, match=complaint):
+        sentence = f"^the environment variable {name} is '{value}'; allowed: integers {allowed}$"
+        with pytest.raises(ValueError, match=sentence):
             current_rank()
 
 
@@ -129,14 +129,14 @@ from cs336_systems.parallel import process_group
 
 fault, rank, processes = sys.argv.pop(1), int(os.environ["RANK"]), Path(sys.argv.pop(1))
 
-def tell():
+def write_pid():
     written = processes / f".{rank}"
     written.write_text(str(os.getpid()))
     written.rename(processes / str(rank))
 
 def measure(cell, device):
-    tell()
-    found = all_reduce.measure(cell, device)
+    write_pid()
+    rows = all_reduce.measure(cell, device)
     if rank == 1 and fault == "raises amid a collective":
         dist.all_reduce(torch.ones(100, device=device), async_op=True)
         raise RuntimeError("lost its way")
@@ -148,13 +148,13 @@ def measure(cell, device):
         os.kill(os.getpid(), 9)
     if fault == "loses its launcher":
         time.sleep(300)
-    return found
+    return rows
 
 if fault == "is silent":
     os.environ["CS336_COLLECTIVE_TIMEOUT_S"] = "5"
 if fault == "never joins":
     process_group.JOIN_TIMEOUT = timedelta(seconds=2)
-    tell()
+    write_pid()
     if rank == 1:
         time.sleep(300)
 main(AllReduce, measure)
@@ -186,11 +186,11 @@ class Launch:
 
     def ranks(self):
         """The process of each rank, once all are there."""
-        while len(found := list((self.folder / "ranks").glob("[01]"))) < 2:
+        while len(pids := list((self.folder / "ranks").glob("[01]"))) < 2:
             if self.torchrun.poll() is not None or time.monotonic() - self.begun > LIMIT_S:
                 break
             time.sleep(0.1)
-        return [int(path.read_text()) for path in found]
+        return [int(path.read_text()) for path in pids]
 
     def end(self):
         """Exit status, and what torchrun says of the failure; an error if it does not end within LIMIT_S."""

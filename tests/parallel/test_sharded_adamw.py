@@ -59,9 +59,9 @@ def assert_same(optimizer, exact, rtol=0.0, atol=0.0):
     """The same masters and states, though of sharded and whole parameters."""
     for (ours, master), (theirs, expected) in zip(optimizer.masters().items(), exact.masters().items(), strict=True):
         torch.testing.assert_close(whole(master), whole(expected), rtol=rtol, atol=atol)
-        found, wanted = optimizer.state[ours], exact.state[theirs]
-        assert found.keys() == wanted.keys()
-        for name, value in found.items():
+        state, wanted = optimizer.state[ours], exact.state[theirs]
+        assert state.keys() == wanted.keys()
+        for name, value in state.items():
             if name != "remainder":
                 torch.testing.assert_close(whole(value), whole(wanted[name]), rtol=rtol, atol=atol)
 

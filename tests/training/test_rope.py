@@ -95,13 +95,13 @@ def test_gradients_whose_heads_are_further_apart_than_32_bits_can_count(device, 
     apart = 2**30  # as of a million tokens and more; of the memory between them nothing is touched on a CPU
     far = torch.empty(2 * apart + dq.shape[2] * 16, dtype=BF16, device=device).as_strided(dq.shape, (1, apart, 16, 1))
     far.copy_(dq)
-    found = []
+    d_qkvs = []
     for gradient in (dq, far):
         qkv.grad = None
         results = rotate_qkv(qkv * 1, rope.cos, rope.sin, 3, interleaved=interleaved)
         torch.autograd.backward(results, (gradient, dk, dv))
-        found.append(qkv.grad)
-    assert torch.equal(*found)
+        d_qkvs.append(qkv.grad)
+    assert torch.equal(*d_qkvs)
 
 
 def test_shapes_that_do_not_match_are_refused():
