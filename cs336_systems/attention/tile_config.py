@@ -59,46 +59,26 @@ class BackwardTiles:
 MAX_DESCRIBED = 2**29
 """Maximum number of queries: the descriptor of L and D indexes two rounded-up values per query in 32 bits."""
 
+def _tiles(forward: tuple[int, ...], backward: tuple[int, ...]) -> tuple[ForwardTiles, BackwardTiles]:
+    """Tiles of block_m x block_n and block_outer x block_inner, each with its num_warps and num_stages."""
+    tiles = dict(zip(("block_m", "block_n", "num_warps", "num_stages"), forward, strict=True))
+    backward_tiles = dict(zip(("block_outer", "block_inner", "num_warps", "num_stages"), backward, strict=True))
+    return ForwardTiles(**tiles), BackwardTiles(**backward_tiles, preprocess=True)
+
+
 KB_99 = {
-    (False, 64): (
-        ForwardTiles(block_m=64, block_n=64, num_warps=4, num_stages=3),
-        BackwardTiles(block_outer=64, block_inner=64, num_warps=4, num_stages=2, preprocess=True),
-    ),
-    (False, 128): (
-        ForwardTiles(block_m=128, block_n=32, num_warps=8, num_stages=2),
-        BackwardTiles(block_outer=64, block_inner=64, num_warps=8, num_stages=2, preprocess=True),
-    ),
-    (False, 256): (
-        ForwardTiles(block_m=64, block_n=32, num_warps=8, num_stages=2),
-        BackwardTiles(block_outer=32, block_inner=32, num_warps=8, num_stages=2, preprocess=True),
-    ),
-    (True, 64): (
-        ForwardTiles(block_m=64, block_n=32, num_warps=4, num_stages=2),
-        BackwardTiles(block_outer=32, block_inner=32, num_warps=4, num_stages=2, preprocess=True),
-    ),
-    (True, 128): (
-        ForwardTiles(block_m=32, block_n=32, num_warps=4, num_stages=1),
-        BackwardTiles(block_outer=16, block_inner=64, num_warps=8, num_stages=1, preprocess=True),
-    ),
-    (True, 256): (
-        ForwardTiles(block_m=16, block_n=32, num_warps=4, num_stages=1),
-        BackwardTiles(block_outer=16, block_inner=16, num_warps=8, num_stages=1, preprocess=True),
-    ),
+    (False, 64): _tiles((64, 64, 4, 3), (64, 64, 4, 2)),
+    (False, 128): _tiles((128, 32, 8, 2), (64, 64, 8, 2)),
+    (False, 256): _tiles((64, 32, 8, 2), (32, 32, 8, 2)),
+    (True, 64): _tiles((64, 32, 4, 2), (32, 32, 4, 2)),
+    (True, 128): _tiles((32, 32, 4, 1), (16, 64, 8, 1)),
+    (True, 256): _tiles((16, 32, 4, 1), (16, 16, 8, 1)),
 }
 """Tiles by (is_fp32, head dimension) for 99 KB of shared memory: GeForce RTX 30 to 50, A10, L4, RTX PRO 6000."""
 KB_163 = KB_99 | {
-    (False, 64): (
-        ForwardTiles(block_m=128, block_n=64, num_warps=4, num_stages=3),
-        BackwardTiles(block_outer=64, block_inner=64, num_warps=4, num_stages=3, preprocess=True),
-    ),
-    (False, 128): (
-        ForwardTiles(block_m=128, block_n=64, num_warps=8, num_stages=3),
-        BackwardTiles(block_outer=64, block_inner=64, num_warps=8, num_stages=2, preprocess=True),
-    ),
-    (False, 256): (
-        ForwardTiles(block_m=64, block_n=64, num_warps=8, num_stages=2),
-        BackwardTiles(block_outer=64, block_inner=32, num_warps=8, num_stages=2, preprocess=True),
-    ),
+    (False, 64): _tiles((128, 64, 4, 3), (64, 64, 4, 3)),
+    (False, 128): _tiles((128, 64, 8, 3), (64, 64, 8, 2)),
+    (False, 256): _tiles((64, 64, 8, 2), (64, 32, 8, 2)),
 }
 """The same for 163 KB, where larger tiles fit: A100, A30."""
 

@@ -40,11 +40,13 @@ LAUNCHED = {
     "MASTER_PORT": "29500",
 }
 NONSENSE = {
-    "WORLD_SIZE": (["", "two", "0", "-2"], "of at least 1"),
-    "RANK": (["", "2", "-1", "1.0"], "from 0 to 1"),
-    "LOCAL_WORLD_SIZE": (["3", "0"], "from 1 to 2"),
-    "LOCAL_RANK": (["2", "x"], "from 0 to 1"),
-    "MASTER_PORT": (["", "0", "99999", "http"], "from 1 to 65535"),
+    "WORLD_SIZE": (["", "two", "0", "-2"], "; allowed: integers of at least 1$"),
+    "RANK": (["", "2", "-1", "1.0"], "; allowed: integers from 0 to 1$"),
+    "LOCAL_WORLD_SIZE": (["3", "0"], "; allowed: integers from 1 to 2$"),
+    "LOCAL_RANK": (["2", "x"], "; allowed: integers from 0 to 1$"),
+    "MASTER_PORT": (["", "0", "99999", "http"], "; allowed: integers from 1 to 65535$"),
+    "MASTER_ADDR": (["", "no such host", "a..b"], r" \(.*\); allowed: "),
+    "CS336_COLLECTIVE_TIMEOUT_S": (["", "0", "forever", "1e3"], "; allowed: integers from 1 to 86400$"),
 }
 
 
@@ -56,21 +58,12 @@ def test_a_rank_is_read_from_the_environment(monkeypatch):
 
 @pytest.mark.parametrize("name", NONSENSE)
 def test_nonsense_in_the_environment_is_refused_in_a_sentence(name, monkeypatch):
-    values, allowed = NONSENSE[name]
+    values, rest = NONSENSE[name]
     for value in values:
         for each, usual in (LAUNCHED | {name: value}).items():
             monkeypatch.setenv(each, usual)
-        sentence = f"^the environment variable {name} is '{value}'; allowed: integers {allowed}$"
-        with pytest.raises(ValueError, match=sentence):
+        with pytest.raises(ValueError, match=f"^the environment variable {name} is '{value}'{rest}"):
             current_rank()
-
-
-@pytest.mark.parametrize("address", ["", "no such host", "a..b"])
-def test_a_meeting_point_that_is_no_host_is_refused(address, monkeypatch):
-    for name, usual in (LAUNCHED | {"MASTER_ADDR": address}).items():
-        monkeypatch.setenv(name, usual)
-    with pytest.raises(ValueError, match=rf"^the environment variable MASTER_ADDR is '{address}' \(.*\); allowed: "):
-        current_rank()
 
 
 def test_a_port_that_is_taken_is_refused_by_the_rank_that_would_listen_there(monkeypatch):
@@ -85,17 +78,6 @@ def test_a_port_that_is_taken_is_refused_by_the_rank_that_would_listen_there(mon
             current_rank()
         monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")  # torchrun listens there
         current_rank()
-
-
-@pytest.mark.parametrize("value", ["", "0", "forever", "1e3"])
-def test_a_timeout_that_is_none_is_refused(value, monkeypatch):
-    monkeypatch.setenv("CS336_COLLECTIVE_TIMEOUT_S", value)
-    rank = Rank(number=0, processes=2, local_number=0, local_processes=2)
-    with (
-        pytest.raises(ValueError, match=f"^the environment variable CS336_COLLECTIVE_TIMEOUT_S is '{value}'; allowed"),
-        process_group(rank, torch.device("cpu")),
-    ):
-        pass
 
 
 def sum_as_launched(rank, port, printed):

@@ -300,17 +300,6 @@ class Offset(nn.Module):
         return self.base(x) + 0.5
 
 
-class Plain(nn.Module):
-    """A block that was not fused."""
-
-    def __init__(self, block):
-        super().__init__()
-        self.block = block
-
-    def forward(self, x):
-        return self.block(x)
-
-
 class Wrapped(nn.Module):
     """A wrapper that passes on what it gets."""
 
@@ -368,7 +357,7 @@ CHANGES = {
     "gate with another forward method": monkeypatched,
     "another rotation": replaced("blocks.0.attention.rope", Offset),
     "another norm": replaced("final_norm", Offset),
-    "another block": replaced("blocks.1", lambda block: Plain(build().blocks[1])),
+    "another block": replaced("blocks.1", lambda block: nn.Sequential(build().blocks[1])),
     "a wrapped block": replaced("blocks.0", Wrapped),
 }
 
