@@ -155,7 +155,6 @@ class TrainingLadder(Experiment):
         "training.test_checkpointing",
         "training.test_fp8",
         "training.test_fused_model",
-        "training.test_gradient_sums",
         "training.test_linear_cross_entropy",
     )
 
