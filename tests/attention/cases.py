@@ -7,6 +7,7 @@ it may round where PyTorch rounds, in another order, and no more.
 import math
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -49,6 +50,21 @@ def dense(shape, n_keys: int, is_causal: bool, **options) -> Case:
     *batch, heads, n_queries, d = shape
     options = {"heads": heads, "kv_heads": heads, "uses_lse": False} | options
     return Case(((n_queries, n_keys),), d, is_causal=is_causal, batch=tuple(batch), **options)
+
+
+def parametrized(core, more):
+    """Cases of lines (batch, heads, n_queries, n_keys, d), dtypes, causal or not; the core is part of the gate."""
+    return [
+        pytest.param(
+            dense((batch, heads, n_queries, d), n_keys, is_causal),
+            dtype,
+            id=f"{(batch, heads, n_queries, n_keys, d)} {str(dtype)[6:]} {'causal' if is_causal else 'full'}",
+            marks=marks,
+        )
+        for marks, lines in ((pytest.mark.numeric, core), ((), more))
+        for (batch, heads, n_queries, n_keys, d), dtypes, is_causal in lines
+        for dtype in dtypes
+    ]
 
 
 def make_inputs(case: Case, dtype: torch.dtype, device: str = "cpu") -> Tensors:

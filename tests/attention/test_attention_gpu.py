@@ -17,6 +17,7 @@ from tests.attention.cases import (
     function_results,
     launch_results,
     make_inputs,
+    parametrized,
     results,
     without_lse,
 )
@@ -65,17 +66,7 @@ MORE = [
     ((1, 1, 17001, 100, 256), (BF16,), True),
     ((1, 1, 70001, 70, 64), (BF16,), True),
 ]
-CASES = [
-    pytest.param(
-        dense((batch, heads, n_queries, d), n_keys, causal),
-        dtype,
-        id=f"{(batch, heads, n_queries, n_keys, d)} {str(dtype)[6:]} {'causal' if causal else 'full'}",
-        marks=marks,
-    )
-    for marks, lines in ((pytest.mark.numeric, CORE), ((), MORE))
-    for (batch, heads, n_queries, n_keys, d), dtypes, causal in lines
-    for dtype in dtypes
-]
+CASES = parametrized(CORE, MORE)
 DOCUMENTS = ((1, 1), (17, 17), (0, 0), (1001, 1001), (64, 64), (333, 333))
 UNEQUAL = ((1, 200), (300, 1), (513, 400), (17, 0), (0, 40), (700, 1001))
 

@@ -17,6 +17,7 @@ from tests.attention.cases import (
     function_results,
     launch_results,
     make_inputs,
+    parametrized,
     results,
 )
 from tests.attention.conftest import LIMIT, is_hopper
@@ -95,18 +96,7 @@ MORE = [
     ((1, 3, 4097, 4099, 96), (BF16,)),
     ((1, 3, 4097, 4099, 128), (BF16,)),
 ]
-CASES = [
-    pytest.param(
-        dense((batch, heads, n_queries, d), n_keys, causal),
-        dtype,
-        id=f"{(batch, heads, n_queries, n_keys, d)} {str(dtype)[6:]} {'causal' if causal else 'full'}",
-        marks=marks,
-    )
-    for marks, lines in ((pytest.mark.numeric, CORE), ((), MORE))
-    for (batch, heads, n_queries, n_keys, d), dtypes in lines
-    for dtype in dtypes
-    for causal in (True, False)
-]
+CASES = parametrized(*([(*line, causal) for line in lines for causal in (True, False)] for lines in (CORE, MORE)))
 FORWARD_TILES = [
     (64, ForwardTiles(consumers=1, group=4)),
     (64, ForwardTiles(consumers=3, group=1)),

@@ -17,6 +17,7 @@ from tests.support.models import through_a_file
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 MIXED = (torch.float32, torch.bfloat16, torch.float64, torch.float32)
 SHAPES = [(5,), (64, 65), (3, 7, 11), (1,), (4096 + 24,), ()]
+TWO = [(3,), (2, 2)]
 OPTIONS = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
 
@@ -114,12 +115,18 @@ def train(optimizer, parameters, steps):
         optimizer.step()
 
 
+def trained(dtype=torch.bfloat16, device="cpu", shapes=TWO, steps=range(1, 3)):
+    """Parameters and their optimizer after some steps."""
+    parameters = make_parameters(dtype, device, shapes)
+    optimizer = MasterAdamW(parameters, **OPTIONS)
+    train(optimizer, parameters, steps)
+    return parameters, optimizer
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_state_dict_round_trips_exactly(dtype, device):
-    whole = make_parameters(dtype, device)
-    optimizer = MasterAdamW(whole, **OPTIONS)
-    train(optimizer, whole, range(5))
+    whole, optimizer = trained(dtype, device, SHAPES, range(5))
     resumed = [nn.Parameter(p.detach().clone()) for p in whole]
     other = MasterAdamW(resumed, lr=1.0)
     other.prepare()
@@ -177,7 +184,6 @@ def assert_unchanged(optimizer, before):
     assert all(map(torch.equal, masters, masters_before))
 
 
-TWO = [(3,), (2, 2)]
 REFUSED_STATES = {
     r"exp_avg is of shape \[1\]; allowed: its parameter's, \[2, 2\]": lambda: saved_by(MasterAdamW, [(3,), (1,)]),
     r"groups of \[1\] parameters; allowed: \[2\]": lambda: saved_by(MasterAdamW, [(3,)]),
@@ -198,9 +204,7 @@ REFUSED_STATES = {
 
 @pytest.mark.parametrize("match", REFUSED_STATES)
 def test_a_state_that_is_refused_changes_nothing(match):
-    parameters = make_parameters(shapes=TWO)
-    optimizer = MasterAdamW(parameters, **OPTIONS)
-    train(optimizer, parameters, range(1, 5))
+    _, optimizer = trained()
     before, state_dict = whole_state(optimizer), REFUSED_STATES[match]()
     with pytest.raises(ValueError, match=match):
         optimizer.load_state_dict(state_dict)
@@ -322,9 +326,7 @@ REFUSED_STEPS = {
 
 @pytest.mark.parametrize("match", REFUSED_STEPS)
 def test_a_step_that_is_refused_changes_nothing(match):
-    parameters = make_parameters(shapes=TWO)
-    optimizer = MasterAdamW(parameters, **OPTIONS)
-    train(optimizer, parameters, range(1, 3))
+    parameters, optimizer = trained()
     case = REFUSED_STEPS[match]
     gradients = {parameters[1]: case["gradient"]} if "gradient" in case else None
     parameters[0].grad = torch.ones_like(parameters[0])
@@ -393,9 +395,7 @@ def assert_trains_as_adamw(optimizer, parameters, steps=range(1, 6), state=None)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_state_that_was_cleared_begins_anew(dtype, device):
-    parameters = make_parameters(dtype, device)
-    optimizer = MasterAdamW(parameters, **OPTIONS)
-    train(optimizer, parameters, range(1, 3))
+    parameters, optimizer = trained(dtype, device, SHAPES)
     optimizer.state.clear()
     assert_trains_as_adamw(optimizer, parameters)
     old = optimizer.state.pop(parameters[0])  # its memory stays in use
@@ -431,9 +431,7 @@ CHANGES = {
 def test_a_model_that_was_changed_trains_on(dtype, device, change):
     if change == "moved" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    parameters = make_parameters(dtype, device)
-    optimizer = MasterAdamW(parameters, **OPTIONS)
-    train(optimizer, parameters, range(1, 3))
+    parameters, optimizer = trained(dtype, device, SHAPES)
     masters = [master.clone() for master in optimizer.masters().values()]
     for parameter in parameters:
         parameter.data, parameter.grad = CHANGES[change](parameter.data), None
