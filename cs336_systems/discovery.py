@@ -7,4 +7,4 @@ import pkgutil
 def modules(package: str) -> list[str]:
     """List the dotted names of a package's modules and sub-packages, in alphabetical order, without importing them."""
     folders = importlib.import_module(package).__path__
-    return [f"{package}.{found.name}" for found in pkgutil.iter_modules(folders)]
+    return [f"{package}.{module.name}" for module in pkgutil.iter_modules(folders)]

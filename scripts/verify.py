@@ -29,10 +29,10 @@ def one(
     family: str, implementation: Implementation, folder: Path, log: Path, launcher: Launcher, limit_s: float
 ) -> Verdict:
     """The verdict on one implementation, which is also printed."""
-    found = judging.verify(family, implementation, folder, log, launcher, limit_s)
+    verdict = judging.verify(family, implementation, folder, log, launcher, limit_s)
     student = "" if folder == ROOT else f"{folder.name}: "
-    print(f"{student}{family} {implementation.name}: {found.verdict}: {found.reason}", flush=True)
-    return found
+    print(f"{student}{family} {implementation.name}: {verdict.verdict}: {verdict.reason}", flush=True)
+    return verdict
 
 
 def verdicts_on(names: Path, log: IO[str], limit_s: float, launcher: Launcher | None = None) -> list[Verdict]:
@@ -44,16 +44,16 @@ def verdicts_on(names: Path, log: IO[str], limit_s: float, launcher: Launcher | 
     try:
         named = implementations_in(names)
         with read_only_copy(folder) as copy:
-            found = [one(family, each, copy, Path(log.name), launcher, limit_s) for family, each in named]
+            verdicts = [one(family, each, copy, Path(log.name), launcher, limit_s) for family, each in named]
     except ValueError as error:
         reason = judging.quoted(str(error).removeprefix(f"{names.parent}/"))
         print(f"{folder.name}: {CANNOT_BE_LOADED}: {reason}", flush=True)
         return [
             Verdict(family=family, implementation=None, verdict=CANNOT_BE_LOADED, reason=reason) for family in FAMILIES
         ]
-    missing = set(FAMILIES) - {each.family for each in found}
+    missing = set(FAMILIES) - {each.family for each in verdicts}
     absent = [Verdict(family=family, implementation=None, verdict=NOT_THERE) for family in missing]
-    return sorted([*found, *absent], key=lambda each: [*FAMILIES].index(each.family))
+    return sorted([*verdicts, *absent], key=lambda each: [*FAMILIES].index(each.family))
 
 
 def rows(verdicts: Iterable[Verdict], student: str, commit: str) -> list[dict[str, str | int]]:
@@ -129,16 +129,16 @@ def verify_all(
             for _ in range(at_once):
                 launchers.put(stack.enter_context(Launcher()))
             list(pool.map(judge_student, students))
-        found = [row for student in sorted(table) for row in rows(table[student], student, commits[student])]
+        all_rows = [row for student in sorted(table) for row in rows(table[student], student, commits[student])]
     else:
         verdicts = on_named(implementations, log, limit_s)
         write_page(page, title="Verdicts", machine=results.name, verdicts=verdicts, table={}, commits={})
-        found = rows(verdicts, "", "")
-    DataFrame(found).to_csv(results / "verify.csv", index=False)
-    there = [row for row in found if row["verdict"] not in (NOT_THERE, UNSUPPORTED)]
+        all_rows = rows(verdicts, "", "")
+    DataFrame(all_rows).to_csv(results / "verify.csv", index=False)
+    there = [row for row in all_rows if row["verdict"] not in (NOT_THERE, UNSUPPORTED)]
     right = [f"{row['student']} {row['family']} {row['implementation']}" for row in there if row["verdict"] == RIGHT]
     names = f": {', '.join(map(str.strip, right))}" if right else ""
-    return found, f"{len(right)} of {len(there)} implementations are right{names}; page: {page}"
+    return all_rows, f"{len(right)} of {len(there)} implementations are right{names}; page: {page}"
 
 
 def on_named(implementations: Mapping[str, Any], log: IO[str], limit_s: float) -> list[Verdict]:
@@ -163,7 +163,7 @@ def on_single(family: str, implementation: Implementation, log: Path, launcher: 
 if __name__ == "__main__":
     snakemake: Any  # set by Snakemake
     with Path(snakemake.log[0]).open("w", encoding="utf-8") as log_file:
-        found, sentence = verify_all(
+        all_rows, sentence = verify_all(
             implementations=snakemake.params.implementations,
             students=[Path(names) for names in snakemake.params.students],
             results=Path(snakemake.params.results),
@@ -172,6 +172,6 @@ if __name__ == "__main__":
             most_at_once=snakemake.threads,
         )
     print(sentence, flush=True)
-    faults = [row for row in found if row["verdict"] not in (RIGHT, NOT_THERE, UNSUPPORTED)]
+    faults = [row for row in all_rows if row["verdict"] not in (RIGHT, NOT_THERE, UNSUPPORTED)]
     if snakemake.params.strict and faults:
         sys.exit(f"{sentence}; and strict is true")

@@ -66,9 +66,9 @@ ClosedForm = Callable[[RanksCell], tuple[Sent, ...]]
 """Function from a cell to the messages of a step."""
 
 
-def differences(sends: Sequence[Sent], found: Found) -> Iterator[str]:
+def differences(sends: Sequence[Sent], observed: Found) -> Iterator[str]:
     """Describe how observed collectives differ from the declared ones."""
-    left = dict(found)
+    left = dict(observed)
     for sent in sends:
         if not sent.what:
             continue

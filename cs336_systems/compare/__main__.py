@@ -55,30 +55,30 @@ def price(text: str) -> tuple[float, float]:
 
 def parser() -> OneSentence:
     """The command line."""
-    found = OneSentence("compare", description="Compare two result folders cell by cell.")
-    found.add_argument("a", metavar="A", help="a result folder, the label of one in results/ or recorded/, or a file")
-    found.add_argument("b", metavar="B", help="the results to compare with A, likewise")
-    found.add_argument(
+    command = OneSentence("compare", description="Compare two result folders cell by cell.")
+    command.add_argument("a", metavar="A", help="a result folder, the label of one in results/ or recorded/, or a file")
+    command.add_argument("b", metavar="B", help="the results to compare with A, likewise")
+    command.add_argument(
         "--fail-if-slower",
         type=share,
         metavar="PERCENT",
         help="exit with status 1 if a time is slower by at least this much",
     )
-    found.add_argument(
+    command.add_argument(
         "--margin", type=share, metavar="PERCENT", help="times that differ by less count as the same (default: 3%%)"
     )
-    found.add_argument(
+    command.add_argument(
         "--price",
         type=price,
         metavar="PRICE[,PRICE]",
         help="price of a GPU-hour: one for both, or one for A and one for B",
     )
-    found.add_argument(
+    command.add_argument(
         "--on", choices=["cpu", "gpu"], help="what files of other tools timed (default: gpu for nvbench, else cpu)"
     )
-    found.add_argument("--json", type=Path, metavar="FILE", help="write all results as JSON")
-    found.add_argument("--csv", type=Path, metavar="FILE", help="write a CSV with one line per cell")
-    return found
+    command.add_argument("--json", type=Path, metavar="FILE", help="write all results as JSON")
+    command.add_argument("--csv", type=Path, metavar="FILE", help="write a CSV with one line per cell")
+    return command
 
 
 def compared(options: argparse.Namespace) -> Comparison:
@@ -135,14 +135,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Compare, print, write, and return the exit status."""
     options = parser().parse_args(arguments)
     try:
-        found = compared(options)
-        write(options.json, lambda: json.dumps(to_json(found)))
-        write(options.csv, lambda: to_csv(found))
+        comparison = compared(options)
+        write(options.json, lambda: json.dumps(to_json(comparison)))
+        write(options.csv, lambda: to_csv(comparison))
     except (ValueError, OSError) as error:
         print(f"compare: {error}", file=sys.stderr)
         return 2
-    print(to_text(found))
-    if options.fail_if_slower and (slower := found.slower_by(options.fail_if_slower)):
+    print(to_text(comparison))
+    if options.fail_if_slower and (slower := comparison.slower_by(options.fail_if_slower)):
         print(f"\n{len(slower)} slower by {options.fail_if_slower:.0%} or more:", file=sys.stderr)
         print("\n".join(cell_lines(slower)), file=sys.stderr)
         return 1

@@ -90,7 +90,7 @@ def bound(cell: Cell, row: Row, profiles: Profiles = MappingProxyType({})) -> Bo
 
 def profiles_of(cells: Iterable[Cell]) -> Profiles:
     """The bound of each pass of a step that `kernel_profile` has profiled: the kernels that take the most time."""
-    found: dict[tuple[Any, ...], Bound] = {}
+    bounds: dict[tuple[Any, ...], Bound] = {}
     for cell in cells:
         kernels = [row for row in cell.rows if row.metric == "kernel" and row.status == "ok"]
         if not kernels or getattr(kernels[0], "mode", "") != "train_step":
@@ -101,8 +101,8 @@ def profiles_of(cells: Iterable[Cell]) -> Profiles:
                 if getattr(row, "stage", "") in stages:
                     spent[CATEGORY_BOUND.get(getattr(row, "category", ""), "unknown")] += (row.mean or 0.0) * row.n
             if spent:
-                found[*program(kernels[0]), metric] = max(spent, key=lambda kind: spent[kind])
-    return found
+                bounds[*program(kernels[0]), metric] = max(spent, key=lambda kind: spent[kind])
+    return bounds
 
 
 def program(row: Any) -> tuple[Any, ...]:

@@ -69,8 +69,8 @@ class Cell:
     def median(self, metric: str, like: Row | None = None) -> float | None:
         """The median of a metric of the cell, from the row with the details of another row."""
         wanted = self.details(like) if like else None
-        found = [row for row in self.rows if row.metric == metric and row.status == "ok"]
-        return next((row.median for row in found if wanted is None or self.details(row) == wanted), None)
+        rows = [row for row in self.rows if row.metric == metric and row.status == "ok"]
+        return next((row.median for row in rows if wanted is None or self.details(row) == wanted), None)
 
     def compared(self) -> Iterator[Row]:
         """The rows that are compared: times of a step, a pass or a kernel, and rates."""
@@ -117,7 +117,7 @@ def cells_of(rows: Iterable[Row]) -> dict[Key, Cell]:
     for row in rows:
         names = parameters(KINDS[row.experiment])
         grouped.setdefault((row.experiment, *(getattr(row, name) for name in names)), []).append(row)
-    cells = [Cell(KINDS[found[0].experiment], tuple(found)) for found in grouped.values()]
+    cells = [Cell(KINDS[of_cell[0].experiment], tuple(of_cell)) for of_cell in grouped.values()]
     return {cell.key: cell for cell in cells if any(row.status == "ok" for row in cell.rows)}
 
 

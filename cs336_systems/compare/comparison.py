@@ -11,7 +11,7 @@ from cs336_systems.compare.results import Results
 from cs336_systems.compare.run_to_run import run_to_run
 from cs336_systems.compare.samples import Samples
 from cs336_systems.compare.speed import SLOWER, UNDECIDED, Verdict
-from cs336_systems.compare.statistics import MARGIN, Difference, RunToRun, difference, judge, widening
+from cs336_systems.compare.statistics import MARGIN, Difference, RunToRun, decide, difference, widening
 from cs336_systems.record.validation import Row
 
 STATED = ("gpu", "cpu", "driver", "cuda", "cudnn", "torch", "triton", "flash_attn", "python", "git_commit")
@@ -50,7 +50,7 @@ class Compared:
     cost_b: Cost | None = None
 
     @property
-    def judged(self) -> bool:
+    def comparable(self) -> bool:
         """Whether the statistics decided: false for host-bound rows and rows with too little information."""
         return self.reason not in (HOST_SETS_PACE, NOT_CALIBRATED, NOT_KNOWN)
 
@@ -84,8 +84,8 @@ class Comparison:
 
     def slower_by(self, share: float) -> list[Compared]:
         """The cells whose verdict is slower and whose time grew by at least the given share, slowest first."""
-        found = [cell for cell in self.cells if cell.verdict == SLOWER and cell.difference.ratio >= 1 + share]
-        return sorted(found, key=lambda cell: -cell.difference.ratio)
+        slower = [cell for cell in self.cells if cell.verdict == SLOWER and cell.difference.ratio >= 1 + share]
+        return sorted(slower, key=lambda cell: -cell.difference.ratio)
 
 
 def compare(
@@ -116,7 +116,7 @@ def compare(
     model = run_to_run("gpu" if on_gpu else "cpu")
     profiles = profiles_of(cells_a.values()), profiles_of(cells_b.values())
     rough = [compared(*pair, tops, profiles, model) for pair in pairs]
-    same = [cell.difference for cell, pair in zip(rough, pairs, strict=True) if cell.judged and unchanged(*pair)]
+    same = [cell.difference for cell, pair in zip(rough, pairs, strict=True) if cell.comparable and unchanged(*pair)]
     widened = factor(same, on_gpu=on_gpu)
     cells = decided(rough, widened, margin)
     costs = [(cost(one, row_a, price_a), cost(other, row_b, price_b)) for one, row_a, other, row_b in pairs]
@@ -186,17 +186,17 @@ def factor(unchanged: Sequence[Difference], *, on_gpu: bool) -> float:
 
 def decided(rough: Sequence[Compared], widened: float, margin: float) -> list[Compared]:
     """Times with their verdicts, or with the reason why there is none."""
-    judged = [cell for cell in rough if cell.judged]
-    wide = [replace(cell.difference, deviation=widened * cell.difference.deviation) for cell in judged]
-    verdicts = dict(zip(map(id, judged), zip(wide, judge(wide, margin=margin), strict=True), strict=True))
+    comparable = [cell for cell in rough if cell.comparable]
+    wide = [replace(cell.difference, deviation=widened * cell.difference.deviation) for cell in comparable]
+    verdicts = dict(zip(map(id, comparable), zip(wide, decide(wide, margin=margin), strict=True), strict=True))
     return [finished(cell, verdicts.get(id(cell))) for cell in rough]
 
 
 def matched(a: Cell, b: Cell) -> list[tuple[Cell, Row, Cell, Row]]:
     """The rows of two cells to compare: same metric, unit and details."""
     others = {(row.metric, row.unit, b.details(row)): row for row in b.compared()}
-    found = [(row, others.get((row.metric, row.unit, a.details(row)))) for row in a.compared()]
-    return [(a, row, b, other) for row, other in found if other is not None]
+    pairs = [(row, others.get((row.metric, row.unit, a.details(row)))) for row in a.compared()]
+    return [(a, row, b, other) for row, other in pairs if other is not None]
 
 
 def unchanged(a: Cell, row_a: Row, b: Cell, row_b: Row) -> bool:
@@ -241,15 +241,15 @@ def finished(cell: Compared, decision: tuple[Difference, Verdict] | None) -> Com
     """A cell with its verdict, or with the reason why there is none."""
     if decision is None:
         return cell
-    found, verdict = decision
-    reason = f"only a change of {found.resolution():.0%} or more would be detected" if verdict == UNDECIDED else ""
-    return replace(cell, difference=found, verdict=verdict, reason=reason)
+    widened, verdict = decision
+    reason = f"only a change of {widened.resolution():.0%} or more would be detected" if verdict == UNDECIDED else ""
+    return replace(cell, difference=widened, verdict=verdict, reason=reason)
 
 
 def stated(a: Sequence[Row], b: Sequence[Row]) -> dict[str, tuple[str, str]]:
     """The columns of provenance in which two runs differ, with the values of each."""
-    found = [{name: {str(getattr(row, name)) for row in rows} for name in STATED} for rows in (a, b)]
-    return {name: (listed(a, name), listed(b, name)) for name in STATED if found[0][name] != found[1][name]}
+    values = [{name: {str(getattr(row, name)) for row in rows} for name in STATED} for rows in (a, b)]
+    return {name: (listed(a, name), listed(b, name)) for name in STATED if values[0][name] != values[1][name]}
 
 
 def listed(rows: Iterable[Row], column: str) -> str:
@@ -263,8 +263,8 @@ def listed(rows: Iterable[Row], column: str) -> str:
 
 def code(a: Sequence[Row], b: Sequence[Row]) -> dict[str, bool]:
     """By common experiment, whether both runs have the same revisions of their code."""
-    found: list[dict[str, set[str]]] = [{}, {}]
-    for revisions, rows in zip(found, (a, b), strict=True):
+    of_side: list[dict[str, set[str]]] = [{}, {}]
+    for revisions, rows in zip(of_side, (a, b), strict=True):
         for row in rows:
             revisions.setdefault(row.experiment, set()).add(getattr(row, "revisions", ""))
-    return {name: revisions == found[1][name] for name, revisions in found[0].items() if name in found[1]}
+    return {name: revisions == of_side[1][name] for name, revisions in of_side[0].items() if name in of_side[1]}

@@ -63,9 +63,9 @@ def to_csv(comparison: Comparison) -> str:
     for cell in comparison.cells:
         values = cell_json(cell)
         for side in ("a", "b"):
-            found = values.pop(f"cost_{side}") or {}
-            values[f"price_per_million_tokens_{side}"] = found.get("price")
-            values[f"joules_per_token_{side}"] = found.get("joules")
+            cost = values.pop(f"cost_{side}") or {}
+            values[f"price_per_million_tokens_{side}"] = cost.get("price")
+            values[f"joules_per_token_{side}"] = cost.get("joules")
         if writer is None:
             writer = csv.DictWriter(file, fieldnames=list(values), lineterminator="\n")
             writer.writeheader()
@@ -94,10 +94,10 @@ def to_text(comparison: Comparison) -> str:
             lines.append(f"  {len(only)} only in {side}: {'; '.join(only[:3])}{rest}")
     lines += ["", *bound_lines(comparison.cells)]
     for verdict in (SLOWER, FASTER):
-        found = sorted((cell for cell in comparison.cells if cell.verdict == verdict), key=rank)
-        if found:
-            lines += ["", f"{verdict} in {b}:", *grouped_lines(found[:SHOWN])]
-            lines += [f"  and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+        changed_most = sorted((cell for cell in comparison.cells if cell.verdict == verdict), key=rank)
+        if changed_most:
+            lines += ["", f"{verdict} in {b}:", *grouped_lines(changed_most[:SHOWN])]
+            lines += [f"  and {len(changed_most) - SHOWN} more"] if len(changed_most) > SHOWN else []
     return "\n".join(lines)
 
 
@@ -115,10 +115,10 @@ def rank(cell: Compared) -> tuple[int, float]:
 def bound_lines(cells: Sequence[Compared]) -> Iterator[str]:
     """For each bound, the median ratio of the times with a verdict."""
     for bound in BOUNDS:
-        judged = [cell for cell in cells if cell.bound == bound and cell.judged]
-        if judged:
-            ratio = median(cell.difference.ratio for cell in judged)
-            yield f"  bound by {bound}: {ratio:.3f} times as long in the median; {counted(judged)}"
+        comparable = [cell for cell in cells if cell.bound == bound and cell.comparable]
+        if comparable:
+            ratio = median(cell.difference.ratio for cell in comparable)
+            yield f"  bound by {bound}: {ratio:.3f} times as long in the median; {counted(comparable)}"
 
 
 def grouped_lines(cells: Sequence[Compared]) -> Iterator[str]:

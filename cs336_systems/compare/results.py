@@ -91,8 +91,8 @@ def raw_csvs(folder: Path) -> list[Path]:
     for base in (folder / "raw", folder):
         by_experiment = [path for path in sorted(base.glob("*/*.csv")) if path.parent.name in KINDS]
         side_by_side = [path for path in sorted(base.glob("*.csv")) if digest_path(path).exists()]
-        if found := by_experiment or side_by_side:
-            return found
+        if csvs := by_experiment or side_by_side:
+            return csvs
     return []
 
 
@@ -106,7 +106,7 @@ def experiment_of(path: Path) -> str:
         return path.parent.name
     with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
         first = next(csv.DictReader(file), {})
-    found = first.get("experiment")
-    if not isinstance(found, str) or found not in KINDS:
-        raise ValueError(f"{path}: experiment is {found!r}; allowed: {', '.join(KINDS)}")
-    return found
+    name = first.get("experiment")
+    if not isinstance(name, str) or name not in KINDS:
+        raise ValueError(f"{path}: experiment is {name!r}; allowed: {', '.join(KINDS)}")
+    return name

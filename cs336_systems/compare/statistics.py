@@ -40,7 +40,7 @@ PRIOR_SAMPLES = 4
 chance."""
 FEWEST_ORDERED = 16
 """Minimum number of samples that show their correlation."""
-FEWEST_HONEST = 16
+FEWEST_UNCHANGED = 16
 """Minimum number of cells that show how far unchanged runs differ."""
 CHANGED, POWER = 0.1, 0.95
 """Resolution is the change detected with this probability if this share of the cells has changed."""
@@ -159,7 +159,7 @@ def benjamini_hochberg(p_values: Sequence[float], level: float = LEVEL) -> list[
     return [index in rejected for index in range(len(p_values))]
 
 
-def judge(differences: Sequence[Difference], *, margin: float = MARGIN) -> list[Verdict]:
+def decide(differences: Sequence[Difference], *, margin: float = MARGIN) -> list[Verdict]:
     """Return verdicts on b against a, for all cells together.
 
     A difference proven to be below the margin counts as none, even if it is proven to be nonzero.
@@ -172,15 +172,15 @@ def judge(differences: Sequence[Difference], *, margin: float = MARGIN) -> list[
     ]
 
 
-def widening(honest: Sequence[Difference], shares: Sequence[float] = (0.5,)) -> float:
+def widening(unchanged: Sequence[Difference], shares: Sequence[float] = (0.5,)) -> float:
     """Factor by which the differences of unchanged runs exceed a model's prediction, by their quantiles.
 
     Differences are taken around their median. The middle half is not affected by cells that really changed, whether
     some or all alike: the empirical null of Efron 2004. A larger share covers more of the tail. 1 if there are too few
     cells.
     """
-    if len(honest) < FEWEST_HONEST:
+    if len(unchanged) < FEWEST_UNCHANGED:
         return 1.0
-    scores = numpy.array([each.log_ratio / each.deviation for each in honest])
+    scores = numpy.array([each.log_ratio / each.deviation for each in unchanged])
     apart = numpy.abs(scores - numpy.median(scores))
     return max(float(numpy.quantile(apart, share)) / NORMAL.inv_cdf((1 + share) / 2) for share in shares)

@@ -43,7 +43,7 @@ class Case:
     ranks: int = 1
     header: Mapping[str, Any] = field(default_factory=dict, hash=False)
     give: Callable[["Case", torch.Generator], Given] = field(hash=False)
-    judge: Callable[["Case", Given, list[Answer]], Finding] = field(hash=False)
+    check: Callable[["Case", Given, list[Answer]], Finding] = field(hash=False)
 
 
 def failed(reason: str) -> Finding:
@@ -75,7 +75,7 @@ def attention_case(
         header={"causal": causal, "backward": backward, "strided": strided, "shape": shape, "scale": scale}
         | {"dtype": str(dtype).removeprefix("torch.")},
         give=give_attention,
-        judge=judge_attention,
+        check=check_attention,
     )
 
 
@@ -89,7 +89,7 @@ def give_attention(case: Case, generator: torch.Generator) -> Given:
     return [{"q": header["scale"] * q, "k": header["scale"] * k, "v": v, "grad_o": grad_o}]
 
 
-def judge_attention(case: Case, given: Given, answers: list[Answer]) -> Finding:
+def check_attention(case: Case, given: Given, answers: list[Answer]) -> Finding:
     """Compare with attention in float64: within 1e-2 in the handout's cases, else as exactly as fp32 or bf16 allow."""
     [inputs], [answer], header = given, answers, case.header
     if header["strided"]:
@@ -102,18 +102,18 @@ def judge_attention(case: Case, given: Given, answers: list[Answer]) -> Finding:
     tolerance = HANDOUT_ERROR if case.requirement == "handout" else EXACT[matrices[0].dtype]
     note = ""
     for name in names:
-        found = answer.tensors.get(name)
-        if found is None or found.shape != exact[name].shape:
-            shape = "missing" if found is None else list(found.shape)
+        result = answer.tensors.get(name)
+        if result is None or result.shape != exact[name].shape:
+            shape = "missing" if result is None else list(result.shape)
             return failed(f"its {name} is {shape}, not {list(exact[name].shape)}")
-        if found.dtype != matrices[0].dtype:
-            return failed(f"its {name} is {found.dtype}, but its inputs are {matrices[0].dtype}")
-        worst = largest_error(found, exact[name], matrices[3])
+        if result.dtype != matrices[0].dtype:
+            return failed(f"its {name} is {result.dtype}, but its inputs are {matrices[0].dtype}")
+        worst = largest_error(result, exact[name], matrices[3])
         if not worst.error <= tolerance:
-            if header["causal"] and name == "o" and ignores_mask(found, matrices):
+            if header["causal"] and name == "o" and ignores_mask(result, matrices):
                 return "unsupported", "it ignores is_causal"
             return failed(f"its {name} has a relative error of {worst.error:.2g}, {worst}")
-        if found.dtype == torch.float32 and worst.error > EXACT[torch.float32]:
+        if result.dtype == torch.float32 and worst.error > EXACT[torch.float32]:
             note = TF32
     return "passed", note
 
@@ -200,14 +200,14 @@ def values(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def off_the_way(found: Mapping[str, Tensor], alone: Alone, tolerance: float, what: str) -> str:
+def off_the_way(weights: Mapping[str, Tensor], alone: Alone, tolerance: float, what: str) -> str:
     """The largest deviation of weights from a single process's; empty if there is none."""
     worst, reason = 0.0, ""
     for name, right in alone.end.items():
-        if name not in found or found[name].shape != right.shape:
-            shape = list(found[name].shape) if name in found else "missing"
+        if name not in weights or weights[name].shape != right.shape:
+            shape = list(weights[name].shape) if name in weights else "missing"
             return f"{what} {name} is {shape}, not {list(right.shape)}"
-        way, off = (right - alone.start[name]).norm().item(), (found[name].float() - right).norm().item()
+        way, off = (right - alone.start[name]).norm().item(), (weights[name].float() - right).norm().item()
         if way == 0 and off > 0:
             return f"{what} {name} has changed, although it has no gradient"
         error = off / way if way else 0.0
@@ -222,7 +222,7 @@ def off_the_way(found: Mapping[str, Tensor], alone: Alone, tolerance: float, wha
     return reason
 
 
-def judge_data_parallel(case: Case, given: Given, answers: list[Answer]) -> Finding:
+def check_data_parallel(case: Case, given: Given, answers: list[Answer]) -> Finding:
     """Compare initial weights, gradients and final weights with a single process."""
     alone = trained_alone(case, given)
     for rank, answer in enumerate(answers):
@@ -260,7 +260,7 @@ def training_case(
     words: str,
     model: str,
     ranks: int,
-    judge: Callable[[Case, Given, list[Answer]], Finding],
+    check: Callable[[Case, Given, list[Answer]], Finding],
     *,
     alike: bool = False,
     **header: Any,
@@ -273,7 +273,7 @@ def training_case(
         ranks=ranks,
         header={"model": model, "steps": STEPS, "alike": alike, **header},
         give=give_training,
-        judge=judge,
+        check=check,
     )
 
 
@@ -282,7 +282,7 @@ def data_parallel_cases() -> Iterator[Case]:
 
     def case(requirement: Literal["handout", "beyond"], words: str, model: str, ranks: int, bucket_mb: float) -> Case:
         return training_case(
-            "data_parallel", requirement, words, model, ranks, judge_data_parallel, bucket_mb=bucket_mb
+            "data_parallel", requirement, words, model, ranks, check_data_parallel, bucket_mb=bucket_mb
         )
 
     sizes = {100: "one bucket", 0.0004: "many buckets"}
@@ -294,7 +294,7 @@ def data_parallel_cases() -> Iterator[Case]:
                 yield case("beyond", f"{words}, {what}", model, ranks, bucket_mb)
 
 
-def judge_fsdp(case: Case, given: Given, answers: list[Answer]) -> Finding:
+def check_fsdp(case: Case, given: Given, answers: list[Answer]) -> Finding:
     """Compare gathered weights at start and end with a single process's, and each rank's share with its size."""
     alone, header = trained_alone(case, given), case.header
     for rank, answer in enumerate(answers):
@@ -310,8 +310,8 @@ def judge_fsdp(case: Case, given: Given, answers: list[Answer]) -> Finding:
         if header["compute_dtype"] and any(weight.dtype != torch.float32 for weight in end.values()):
             return failed(f"weights are not kept in fp32, on rank {rank}")
         whole = sum(weight.numel() for weight in alone.start.values())
-        if header["shared"] and not 0 < answer.told.get("held", 0) <= 0.75 * whole:
-            held = answer.told.get("held", 0) / whole
+        if header["shared"] and not 0 < answer.counts.get("held", 0) <= 0.75 * whole:
+            held = answer.counts.get("held", 0) / whole
             return failed(f"rank {rank} holds {held:.0%} of all weights between steps; allowed: at most 75%")
     return RIGHT
 
@@ -321,7 +321,7 @@ def fsdp_cases() -> Iterator[Case]:
 
     def case(requirement: Literal["handout", "beyond"], words: str, model: str, ranks: int, **options: Any) -> Case:
         settings = {"alike": True, "compute_dtype": "", "shared": False, **options}
-        return training_case("fsdp", requirement, words, model, ranks, judge_fsdp, **settings)
+        return training_case("fsdp", requirement, words, model, ranks, check_fsdp, **settings)
 
     yield case("handout", "weights and each rank's share of them", "normed", 2, shared=True)
     yield case("handout", "compute_dtype bf16 with fp32 weights", "normed", 2, compute_dtype="bfloat16")
@@ -368,18 +368,18 @@ def give_optimizer(case: Case, generator: torch.Generator) -> Given:
     return [given for _ in range(case.ranks)]
 
 
-def judge_optimizer(case: Case, given: Given, answers: list[Answer]) -> Finding:
+def check_optimizer(case: Case, given: Given, answers: list[Answer]) -> Finding:
     """Compare weights after each step with the unsharded optimizer, and the size of the state with its share."""
     header, start = case.header, parts(given[0], "weight")
-    told, weights = train_with(unsharded, header, given[0], torch.device("cpu"))
+    counts, weights = train_with(unsharded, header, given[0], torch.device("cpu"))
     for step in range(header["steps"]):
         alone = Alone(start, {}, parts(weights, f"{step}"))
         for rank, answer in enumerate(answers):
             if reason := off_the_way(parts(answer.tensors, f"{step}"), alone, FP32_WAY, f"after step {step + 1}"):
                 return failed(f"{reason}, on rank {rank}")
     if header["shared"]:
-        whole = told["held"]
-        held = [answer.told.get("held", 0) for answer in answers]
+        whole = counts["held"]
+        held = [answer.counts.get("held", 0) for answer in answers]
         if sum(held) != whole:
             return failed(f"all ranks together hold {sum(held) / whole:.3g} times the optimizer's state")
         if max(held) >= 0.9 * whole:
@@ -413,7 +413,7 @@ def sharded_optimizer_cases() -> Iterator[Case]:
             ranks=ranks,
             header=header,
             give=give_optimizer,
-            judge=judge_optimizer,
+            check=check_optimizer,
         )
 
     plain = {name: shape for name, shape in shapes_of("plain").items() if name != "frozen"}

@@ -46,7 +46,7 @@ class Answer:
     """The results of a rank for a case, or why it has none."""
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    told: Mapping[str, Any] = field(default_factory=dict)
+    counts: Mapping[str, Any] = field(default_factory=dict)
     raised: Raised | None = None
     ended: bool = False
     """Whether its process ended, or sent an invalid answer."""
@@ -155,7 +155,7 @@ class Ranks:
         try:
             header, tensors = worker.unpack(self._connections[rank].recv_bytes(LARGEST))
             raised = header.get("raised")
-            return Answer(tensors=tensors, told=header.get("told", {}), raised=Raised(**raised) if raised else None)
+            return Answer(tensors=tensors, counts=header.get("counts", {}), raised=Raised(**raised) if raised else None)
         except Exception:  # whatever bytes these are
             self._gone.append(rank)
             return Answer(ended=True)

@@ -35,7 +35,7 @@ BLOCK_POINTERS = ("make_block_ptr", "advance")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class CaseResult:
     """A case and its outcome."""
 
     case: str
@@ -52,9 +52,9 @@ class Verdict:
     implementation: Implementation | None
     verdict: str
     reason: str = ""
-    cases: tuple[Judged, ...] = ()
+    cases: tuple[CaseResult, ...] = ()
 
-    def of(self, outcome: str, requirement: str = "") -> list[Judged]:
+    def of(self, outcome: str, requirement: str = "") -> list[CaseResult]:
         """The cases with an outcome."""
         return [case for case in self.cases if case.outcome == outcome and requirement in ("", case.requirement)]
 
@@ -95,14 +95,14 @@ def verify(
     have timed out.
     """
     deadline = time.monotonic() + limit_s
-    cases: list[Judged] = []
+    cases: list[CaseResult] = []
     # The handout's cases first: they decide, and the cases beyond it may exceed the time limit.
     in_order = sorted(CASES[family], key=lambda case: (case.ranks, case.requirement != "handout"))
     for ranks, group in groupby(in_order, key=lambda case: case.ranks):
         for case, (outcome, reason) in tried(family, implementation, folder, log, launcher, ranks, [*group], deadline):
-            late = f"it takes longer than {limit_s:g} s" if outcome == "timed out" else ""
-            cases.append(Judged(case=case.words, requirement=case.requirement, outcome=outcome, reason=late or reason))
-    verdict, reason = judge(cases)
+            reason = f"it takes longer than {limit_s:g} s" if outcome == "timed out" else reason
+            cases.append(CaseResult(case=case.words, requirement=case.requirement, outcome=outcome, reason=reason))
+    verdict, reason = conclude(cases)
     return Verdict(family=family, implementation=implementation, verdict=verdict, reason=reason, cases=tuple(cases))
 
 
@@ -128,7 +128,7 @@ def tried(
             case = left.pop(0)
             answers = launch.run(case.header, given_for(case))
             if all(answer.ok for answer in answers):
-                yield case, case.judge(case, given_for(case), answers)
+                yield case, case.check(case, given_for(case), answers)
                 continue
             ends = launch.end()
             yield case, explain(answers, ends, time.monotonic() >= deadline)
@@ -188,7 +188,7 @@ def quoted(text: str) -> str:
     return line if len(line) <= LONGEST else f"{line[:LONGEST]}…"
 
 
-def judge(cases: Sequence[Judged]) -> tuple[str, str]:
+def conclude(cases: Sequence[CaseResult]) -> tuple[str, str]:
     """Return the verdict and its reason. The handout's cases decide whether it is right; all are counted."""
     handout = [case for case in cases if case.requirement == "handout"]
     first = {case.outcome: case for case in reversed(handout)}
@@ -213,7 +213,7 @@ def judge(cases: Sequence[Judged]) -> tuple[str, str]:
     return (CANNOT_RUN if missing.outcome == "cannot run here" else UNSUPPORTED), missing.reason
 
 
-def summed_up(cases: Sequence[Judged], words: str) -> str:
+def summed_up(cases: Sequence[CaseResult], words: str) -> str:
     """How many of the supported cases are right, and how many cases are not supported."""
     counts = Counter(case.outcome for case in cases)
     others = counts["unsupported"] + counts["cannot run here"]

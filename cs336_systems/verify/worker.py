@@ -119,27 +119,27 @@ def run_attention(adapters: Adapters, header: Header, given: Tensors, device: to
     o = adapters.attention()(*leaves, header["causal"])
     if not isinstance(o, Tensor):
         raise TypeError(f"its o is a {type(o).__name__}, not a tensor")
-    found = {"o": o}
+    results = {"o": o}
     if header["backward"]:
         if not o.requires_grad:
             raise NotImplementedError("it has no backward pass")
         gradients = torch.autograd.grad(o, leaves, grad_o, allow_unused=True)
         if any(gradient is None for gradient in gradients):
             raise NotImplementedError("its backward pass returns no gradient")
-        found |= dict(zip(("dq", "dk", "dv"), gradients, strict=True))
-    return {}, found
+        results |= dict(zip(("dq", "dk", "dv"), gradients, strict=True))
+    return {}, results
 
 
 def run_data_parallel(adapters: Adapters, header: Header, given: Tensors, device: torch.device) -> Result:
     """Weights after wrapping, gradients of the first step, and final weights."""
     model = models.build(header["model"], models.Layers(), parts(given, "weight"), device)
     wrapped = adapters.data_parallel(model, header["bucket_mb"])
-    found = {f"start.{name}": p.clone() for name, p in named(wrapped.model, model).items()}
+    results = {f"start.{name}": p.clone() for name, p in named(wrapped.model, model).items()}
     for step in steps(wrapped, given, header["steps"], device):
         if step == 0:
             gradients = {name: p.grad for name, p in named(wrapped.model, model).items() if p.grad is not None}
-            found |= {f"gradient.{name}": gradient.clone() for name, gradient in gradients.items()}
-    return {}, found | {f"end.{name}": p for name, p in named(wrapped.model, model).items()}
+            results |= {f"gradient.{name}": gradient.clone() for name, gradient in gradients.items()}
+    return {}, results | {f"end.{name}": p for name, p in named(wrapped.model, model).items()}
 
 
 def steps(wrapped: Wrapped, given: Tensors, count: int, device: torch.device) -> Iterator[int]:
@@ -177,7 +177,7 @@ def train_with(make: Callable[..., Any], header: Header, given: Tensors, device:
     groups = [{**group, "params": [parameters[name] for name in group["params"]]} for group in header["groups"]]
     first = list(parameters.values()) if not groups else groups[: 1 if header["add_later"] else None]
     optimizer = make(first, watched, **header["options"])
-    found: Tensors = {}
+    results: Tensors = {}
     for step in range(header["steps"]):
         optimizer.zero_grad()
         for name, gradient in parts(given, f"gradient.{step}").items():
@@ -185,12 +185,12 @@ def train_with(make: Callable[..., Any], header: Header, given: Tensors, device:
         optimizer.step()
         for group in optimizer.param_groups:
             group["lr"] *= header["decay"]
-        found |= {f"{step}.{name}": p.clone() for name, p in parameters.items()}
+        results |= {f"{step}.{name}": p.clone() for name, p in parameters.items()}
         if step == 0 and header["add_later"]:
             optimizer.add_param_group(groups[1])
     states = {id(state): state for each in {id(o): o for o in made}.values() for state in each.state.values()}
     held = sum(x.numel() for state in states.values() for x in state.values() if torch.is_tensor(x) and x.dim())
-    return {"held": held}, found
+    return {"held": held}, results
 
 
 def run_fsdp(adapters: Adapters, header: Header, given: Tensors, device: torch.device) -> Result:
@@ -199,13 +199,13 @@ def run_fsdp(adapters: Adapters, header: Header, given: Tensors, device: torch.d
     model = models.build(header["model"], layers(modules), parts(given, "weight"), device)
     names = [name for name, _ in model.named_parameters()]
     wrapped = adapters.fsdp(model, getattr(torch, header["compute_dtype"]) if header["compute_dtype"] else None)
-    found = {f"start.{name}": p for name, p in whole(wrapped, names).items()}
+    results = {f"start.{name}": p for name, p in whole(wrapped, names).items()}
     for _ in steps(wrapped, given, header["steps"], device):
         pass
     local = [p.to_local() if hasattr(p, "to_local") else p for p in wrapped.model.parameters()]
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in local if p.numel()}
     held = sum(storages.values()) // 4
-    return {"held": held}, found | {f"end.{name}": p for name, p in whole(wrapped, names).items()}
+    return {"held": held}, results | {f"end.{name}": p for name, p in whole(wrapped, names).items()}
 
 
 PROGRAMS: dict[str, Callable[[Adapters, Header, Tensors, torch.device], Result]] = {
@@ -230,12 +230,12 @@ def named(wrapped: nn.Module, model: nn.Module) -> dict[str, nn.Parameter]:
     """A wrapped model's parameters by their names in the model, without the wrapper's prefix."""
     names = [name for name, _ in model.named_parameters()]
     parameters = dict(wrapped.named_parameters())
-    found = by_end(parameters, names)
-    if len(found) < len(names) == len(parameters):
+    by_name = by_end(parameters, names)
+    if len(by_name) < len(names) == len(parameters):
         return dict(zip(names, parameters.values(), strict=True))
-    if missing := [name for name in names if name not in found]:
+    if missing := [name for name in names if name not in by_name]:
         raise LookupError(f"it has no parameter {missing[0]}; it has {', '.join(parameters)}")
-    return found
+    return by_name
 
 
 def whole(wrapped: Wrapped, names: Sequence[str]) -> Tensors:
@@ -245,10 +245,10 @@ def whole(wrapped: Wrapped, names: Sequence[str]) -> Tensors:
     else:
         shards = wrapped.model.named_parameters(remove_duplicate=False)
         given = {name: p.full_tensor() if hasattr(p, "full_tensor") else p for name, p in shards}
-    found = by_end(given, names)
-    if missing := [name for name in names if name not in found]:
+    weights = by_end(given, names)
+    if missing := [name for name in names if name not in weights]:
         raise LookupError(f"its gathered weights have no {missing[0]}; they have {', '.join(given) or 'nothing'}")
-    return {name: p.detach().clone() for name, p in found.items()}
+    return {name: p.detach().clone() for name, p in weights.items()}
 
 
 # --- a rank -----------------------------------------------------------------------------------------------------------
@@ -277,8 +277,8 @@ def serve(connection: Connection, launch: Header, rank: int) -> NoReturn:
         header, given = unpack(connection.recv_bytes())
         torch.manual_seed(rank)
         try:
-            told, found = program(adapters, header, given, device)
-            answer = pack({"told": told}, found)
+            counts, results = program(adapters, header, given, device)
+            answer = pack({"counts": counts}, results)
         except BaseException as error:  # whatever their code raises
             answer = pack({"raised": described(error, folder)})
         connection.send_bytes(answer)
@@ -320,13 +320,13 @@ def rank_process(end: int, launch: Header, rank: int, log: int) -> NoReturn:
 
 def descendants() -> list[int]:
     """Process ids of this process's children, including inherited orphans."""
-    found = []
+    pids = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError):
             fields = stat.read_text().rpartition(")")[2].split()
             if int(fields[1]) == os.getpid() and fields[0] != "Z":
-                found.append(int(stat.parent.name))
-    return found
+                pids.append(int(stat.parent.name))
+    return pids
 
 
 def end_all(pids: Sequence[int], gone: Sequence[int]) -> list[int | None]:

@@ -70,7 +70,7 @@ def _findings(bundle: Bundle) -> Iterator[Finding]:
     yield machine(every)
     yield code(every)
     yield coverage(covered)
-    yield Finding("self checks", *judged(checks, "applicable self-checks of the report passed"))
+    yield Finding("self checks", *outcome_of(checks, "applicable self-checks of the report passed"))
     yield cards(bundle)
     yield claims(bundle, covered, checks)
     yield Finding("origin", UNDECIDED, "nothing is signed: rows that are made up consistently pass all of this")
@@ -124,7 +124,7 @@ def coverage(covered: DataFrame) -> Finding:
     return Finding("coverage", outcome, ", ".join([measured, *reasons]))
 
 
-def judged(checks: Sequence[Check], of_what: str) -> tuple[str, str]:
+def outcome_of(checks: Sequence[Check], of_what: str) -> tuple[str, str]:
     """The outcome of several self-checks, and those that failed."""
     applicable = [check for check in checks if check.outcome != "not applicable"]
     failed = [f"{check.check}: {check.detail}" for check in applicable if check.outcome == FAILED]
@@ -139,7 +139,7 @@ def cards(bundle: Bundle) -> Finding:
         return Finding("cards", UNDECIDED, "none, which `snakemake card` makes")
     verdicts = judge_in_order({**read_cards(RECORDED / bundle.plan.machine, bundle.plan.machine), **bundle.cards})
     outcomes = [f"{name} ({verdicts[name].outcome})" for name in bundle.cards]
-    outcome, detail = judged(possible(bundle.cards), "applicable limits of the data sheet kept")
+    outcome, detail = outcome_of(possible(bundle.cards), "applicable limits of the data sheet kept")
     return Finding("cards", outcome, f"{shortened(outcomes, SHOWN)}: {detail}")
 
 
@@ -160,11 +160,11 @@ def main(path: str) -> None:
     """
     try:
         with opened(Path(path)) as bundle:
-            found = findings(bundle)
+            results = findings(bundle)
     except ValueError as error:
         sys.exit(printable(str(error)))
-    print("\n".join(printable(str(finding)) for finding in found))
-    if failed := [finding.aspect for finding in found if finding.outcome == FAILED]:
+    print("\n".join(printable(str(finding)) for finding in results))
+    if failed := [finding.aspect for finding in results if finding.outcome == FAILED]:
         sys.exit(printable(f"{path}: failed: {', '.join(failed)}"))
 
 

@@ -117,9 +117,9 @@ def constraints(folder: Path, last: Row) -> bytes:
     here = {"python": platform.python_version(), **{name: installed.get(name, "") for name in SAME_HERE}}
     if not here.items() <= vars(last).items():
         return b""
-    found = sorted(f"{name}=={version}" for name, version in installed.items() if name != "cs336-systems")
+    pins = sorted(f"{name}=={version}" for name, version in installed.items() if name != "cs336-systems")
     title = f"# Python packages where these results were bundled (Python {platform.python_version()}):"
-    return "".join(f"{line}\n" for line in (title, *filter(PIN.fullmatch, found))).encode()
+    return "".join(f"{line}\n" for line in (title, *filter(PIN.fullmatch, pins))).encode()
 
 
 def describe(files: Files, rows: Rows) -> dict[str, Any]:

@@ -77,13 +77,13 @@ def promote_bundle(bundle: Path, recorded: Path) -> list[Path]:
     # Imported here: a machine's own results need no checks, and their imports take seconds.
     from scripts.bundle.check import FAILED, findings
 
-    with opened(bundle) as found:
-        if failed := [str(finding) for finding in findings(found) if finding.outcome == FAILED]:
+    with opened(bundle) as crate:
+        if failed := [str(finding) for finding in findings(crate) if finding.outcome == FAILED]:
             raise ValueError(f"{bundle} is not promoted: {'; '.join(failed)}")
         try:
-            return promote(found.folder, recorded / found.plan.machine, overwrite=False)
+            return promote(crate.folder, recorded / crate.plan.machine, overwrite=False)
         except ValueError as error:
-            raise ValueError(f"{bundle}: {without_folder(error, found.folder)}") from error
+            raise ValueError(f"{bundle}: {without_folder(error, crate.folder)}") from error
 
 
 if __name__ == "__main__":

@@ -68,10 +68,10 @@ def opened(path: Path) -> Iterator[Bundle]:
     """
     with tempfile.TemporaryDirectory() as folder:
         try:
-            found = read(read_archive(path), Path(folder))
+            bundle = read(read_archive(path), Path(folder))
         except Exception as error:  # whatever an untrusted file can cause
             raise ValueError(f"{path}: {without_folder(error, folder)}") from error
-        yield found
+        yield bundle
 
 
 def without_folder(error: Exception, folder: str | Path) -> str:

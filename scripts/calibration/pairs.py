@@ -94,7 +94,7 @@ def pairs_of(runs: Iterable[Sequence[Row]]) -> list[Pair]:
         top = top_clock(cells.values())
         for key, cell in cells.items():
             by_key[key].append((cell, top))
-    found = []
+    pairs = []
     for versions in by_key.values():
         versions.sort(key=lambda each: each[0].rows[0].utc)
         for (cell_a, top_a), (cell_b, top_b) in itertools.pairwise(versions):
@@ -109,8 +109,8 @@ def pairs_of(runs: Iterable[Sequence[Row]]) -> list[Pair]:
                 if a.gpu and not (device_bound(cell_a, a) and device_bound(cell_b, b)):
                     continue
                 times = cell_a.time(a, top_a), cell_b.time(b, top_b)
-                found.append(Pair(cell_a.name, a.metric, bound(cell_b, b), (a.utc, b.utc), *times))
-    return found
+                pairs.append(Pair(cell_a.name, a.metric, bound(cell_b, b), (a.utc, b.utc), *times))
+    return pairs
 
 
 def from_history() -> list[Pair]:

@@ -84,14 +84,14 @@ def at_least_zero(matrix: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
             break
         passive[int(gradient.argmax())] = True
         while True:
-            trial = numpy.zeros_like(solution)
-            trial[passive] = numpy.linalg.lstsq(matrix[:, passive], values, rcond=None)[0]
-            negative = passive & (trial <= 0)
+            candidate = numpy.zeros_like(solution)
+            candidate[passive] = numpy.linalg.lstsq(matrix[:, passive], values, rcond=None)[0]
+            negative = passive & (candidate <= 0)
             if not negative.any():
-                solution = trial
+                solution = candidate
                 break
-            step = (solution[negative] / (solution[negative] - trial[negative])).min()
-            solution += step * (trial - solution)
+            step = (solution[negative] / (solution[negative] - candidate[negative])).min()
+            solution += step * (candidate - solution)
             passive &= solution > 1e-12
     return solution
 
@@ -104,18 +104,18 @@ def facts(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     content: dict[str, Any] = {"gpu": gpu, "memory": memory, "weights": rounded(fit(observed))}
     content["launch_seconds"] = launch_seconds(tables["end_to_end"])
     content |= {"memory_errors": {}, "time_errors": {}, "held_out": {}}
-    found = predictions(tables, read(content))
-    content |= errors_of(found)
+    predicted = predictions(tables, read(content))
+    content |= errors_of(predicted)
     content["others"] = [of_other(load_recorded(folder), read(content)) for folder in OTHERS]
-    content["held_out"] = dict(held_out(observed, judged(found, "time"), read(content)))
+    content["held_out"] = dict(held_out(observed, judged(predicted, "time"), read(content)))
     return content
 
 
-def errors_of(found: DataFrame) -> dict[str, Any]:
+def errors_of(predicted: DataFrame) -> dict[str, Any]:
     """The errors of memory and time, by kind of step."""
     errors: dict[str, Any] = {}
     for what in ("memory", "time"):
-        by_kind = judged(found, what).groupby("kind")[f"{what}_error"]
+        by_kind = judged(predicted, what).groupby("kind")[f"{what}_error"]
         errors[f"{what}_errors"] = {kind: rounded(summary(each)) for kind, each in by_kind}
     return errors
 
@@ -133,9 +133,9 @@ def launch_seconds(end_to_end: DataFrame) -> float:
     return float(f"{(paced['step'] / paced['launches']).median() / 1e3:.2g}")
 
 
-def held_out(observed: list[Observation], found: DataFrame, known: Recorded) -> Iterator[tuple[str, dict[str, float]]]:
+def held_out(observed: list[Observation], steps: DataFrame, known: Recorded) -> Iterator[tuple[str, dict[str, float]]]:
     """The errors of each size's steps, with weights fitted only to the other sizes."""
-    for label, rows in found.groupby("label"):
+    for label, rows in steps.groupby("label"):
         weights = fit([each for each in observed if each.label != label])
         rates = rates_of(known.gpu)
         assert rates is not None

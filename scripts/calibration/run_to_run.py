@@ -81,14 +81,14 @@ def fit(pairs: Sequence[Pair]) -> Fit:
     )
 
     def deviations(coefficients: Numbers) -> Numbers:
-        found: Numbers = numpy.sqrt(sampling + parts @ coefficients**2)
-        return found
+        combined: Numbers = numpy.sqrt(sampling + parts @ coefficients**2)
+        return combined
 
     def fits(coefficients: Numbers) -> bool:
         scores = numpy.abs(logs) / deviations(coefficients)
         limits = {level: float(numpy.quantile(scores, level)) for level in TAIL if (1 - level) * len(pairs) >= 2}
         limits[1 - 0.05 / len(pairs)] = float(scores.max())
-        return all(found <= NORMAL.inv_cdf((1 + level) / 2) for level, found in limits.items())
+        return all(largest <= NORMAL.inv_cdf((1 + level) / 2) for level, largest in limits.items())
 
     def scaled(coefficients: Numbers) -> Numbers:
         low, high = 0.01, 100.0
@@ -123,8 +123,8 @@ def search(start: Numbers, scaled: Callable[[Numbers], Numbers], cost: Callable[
                 other = best.copy()
                 other[index] *= factor
                 other = scaled(other)
-                if (found := cost(other)) < least - 1e-5:
-                    best, least, improved = other, found, True
+                if (value := cost(other)) < least - 1e-5:
+                    best, least, improved = other, value, True
         step = step if improved else step / 2
     return best
 

@@ -21,8 +21,8 @@ def page(text: str) -> str:
     Raises:
         ValueError: it has no place for them, or names what does not exist.
     """
-    text, found = PLACE.subn(_entry, text)
-    if not found:
+    text, places = PLACE.subn(_entry, text)
+    if not places:
         raise ValueError("the page has no line '<!-- api NAME -->'")
     return text
 

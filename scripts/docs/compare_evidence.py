@@ -20,7 +20,7 @@ from pandas import DataFrame
 from cs336_systems.compare.comparison import compare
 from cs336_systems.compare.results import read_results
 from cs336_systems.compare.speed import FASTER, SLOWER
-from cs336_systems.compare.statistics import CHANGED, Difference, difference, judge
+from cs336_systems.compare.statistics import CHANGED, Difference, decide, difference
 from scripts.calibration.pairs import Pair, from_history
 from scripts.calibration.run_to_run import fit
 from scripts.docs import markdown
@@ -46,7 +46,7 @@ class Evidence:
     """Verdicts on unchanged runs, and the planted slowdowns that were detected."""
 
     comparisons: int
-    judged: int
+    times: int
     wrong: int
     """Number of verdicts "faster" or "slower" on unchanged runs."""
     resolvable: float
@@ -61,14 +61,14 @@ class Evidence:
         """A line of the table."""
         shares = [self.resolvable, self.detected, self.detected_of_all, self.wrong_others]
         texts = [f"{share:.1%}" if not math.isnan(share) else "–" for share in shares]
-        wrong = f"{self.wrong} ({self.wrong / self.judged:.2%})"
-        return [name, str(self.comparisons), str(self.judged), wrong, *texts]
+        wrong = f"{self.wrong} ({self.wrong / self.times:.2%})"
+        return [name, str(self.comparisons), str(self.times), wrong, *texts]
 
 
 def evidence(comparisons: Sequence[Sequence[Difference]], plantings: int = PLANTINGS) -> Evidence:
     """The verdicts on comparisons of unchanged runs, without and with randomly planted slowdowns, many times."""
     generator = numpy.random.default_rng(0)
-    wrong = sum(verdict in (FASTER, SLOWER) for each in comparisons for verdict in judge(each))
+    wrong = sum(verdict in (FASTER, SLOWER) for each in comparisons for verdict in decide(each))
     verdicts = []
     for each, _ in itertools.product(comparisons, range(max(1, plantings // len(comparisons)))):
         chosen = set(generator.choice(len(each), max(1, round(CHANGED * len(each))), replace=False).tolist())
@@ -78,14 +78,14 @@ def evidence(comparisons: Sequence[Sequence[Difference]], plantings: int = PLANT
         ]
         verdicts += [
             (index in chosen, shifted[index].resolution() <= SLOWDOWN, verdict)
-            for index, verdict in enumerate(judge(shifted))
+            for index, verdict in enumerate(decide(shifted))
         ]
     table = DataFrame(verdicts, columns=["planted", "resolved", "verdict"])
     planted, others = table[table["planted"]], table[~table["planted"]]
     every = [one for each in comparisons for one in each]
     return Evidence(
         comparisons=len(comparisons),
-        judged=len(every),
+        times=len(every),
         wrong=wrong,
         resolvable=float(numpy.mean([one.resolution() <= SLOWDOWN for one in every])),
         detected=(planted[planted["resolved"]]["verdict"] == SLOWER).mean(),
@@ -98,11 +98,11 @@ def held_out(pairs: Sequence[Pair]) -> list[Difference]:
     """Each pair's difference in the deviations of a model that was fitted without the pairs of its runs."""
     runs = sorted({pair.runs for pair in pairs})
     folds = [set(runs[start::FOLDS]) for start in range(FOLDS)]
-    found = []
+    differences = []
     for fold in folds:
         model = fit([pair for pair in pairs if pair.runs not in fold]).model
-        found += [difference(pair.a, pair.b, model) for pair in pairs if pair.runs in fold]
-    return found
+        differences += [difference(pair.a, pair.b, model) for pair in pairs if pair.runs in fold]
+    return differences
 
 
 def of_launches(folder: Path) -> list[list[Difference]]:
@@ -117,7 +117,7 @@ def of_launches(folder: Path) -> list[list[Difference]]:
             f"{folder} has {len(launches)} launches; allowed: two or more, FOLDER/1/raw, FOLDER/2/raw, ..."
         )
     compared = [compare(a, b) for a, b in itertools.combinations(launches, 2)]
-    return [[cell.difference for cell in each.cells if cell.judged] for each in compared]
+    return [[cell.difference for cell in each.cells if cell.comparable] for each in compared]
 
 
 def rows(folders: dict[str, Path], page: str) -> Iterator[list[str]]:

@@ -17,8 +17,8 @@ def with_table(page: str, name: str, content: str) -> str:
         ValueError: it has no such lines.
     """
     begin, end = (f"<!-- --8<-- [{side}:{name}] -->\n" for side in ("start", "end"))
-    text, found = re.subn(f"(?<={re.escape(begin)}).*?(?={re.escape(end)})", lambda _: content, page, flags=re.DOTALL)
-    if not found:
+    text, places = re.subn(f"(?<={re.escape(begin)}).*?(?={re.escape(end)})", lambda _: content, page, flags=re.DOTALL)
+    if not places:
         raise ValueError(f"the page has no lines {begin!r} and {end!r}")
     return text
 

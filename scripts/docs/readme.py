@@ -70,10 +70,10 @@ def ladder(rows: DataFrame) -> Iterator[list[str]]:
         yield from line(what, Series({**own, "shown": own["step"]}), others)
 
 
-def duel(found: list[Duel], what: str, rival: str) -> Iterator[list[str]]:
+def duel(duels: list[Duel], what: str, rival: str) -> Iterator[list[str]]:
     """Ours against another in the cell of the report's verdict, and the same on other numbers of GPUs."""
-    for each in found:
-        if any(each.first[name] != found[0].first[name] for name in SETTING):
+    for each in duels:
+        if any(each.first[name] != duels[0].first[name] for name in SETTING):
             continue
         own, other = (Series({**row, "shown": row["median"]}) for row in (each.first, each.other))
         where = each.cell.removeprefix(f"{own['label']}, ")

@@ -43,7 +43,7 @@ def section(machine: Path) -> Iterator[str]:
             ["label", f"`{machine.name}`"],
             *([["GPUs", listed(map(str, sorted(counts)))]] if counts else []),
             ["processor", processors],
-            *([title, found] for column, title in SOFTWARE.items() if (found := listed(values(rows, column)))),
+            *([title, versions] for column, title in SOFTWARE.items() if (versions := listed(values(rows, column)))),
             ["measured", " to ".join(dict.fromkeys(day(rows["utc"], end) for end in ("min", "max")))],
             ["code", f"{commits} commit{'s' if commits > 1 else ''}"],
             *(
@@ -56,7 +56,7 @@ def section(machine: Path) -> Iterator[str]:
         yield table(["medians", *COMPARED], compared, right=[1])
     yield table(
         ["experiment", "jobs", "cells", "measured", "not measured", "minutes", "last", "to record again"],
-        [[f"`{name}`", *summary(name, found)] for name, found in tables.items()],
+        [[f"`{name}`", *summary(name, of_experiment)] for name, of_experiment in tables.items()],
     )
     for other in sorted(machine.parent.glob(f"*/{machine.name}")):
         yield f"### {other.parent.name}\n"
@@ -66,8 +66,8 @@ def section(machine: Path) -> Iterator[str]:
 
 def read(csvs: Iterable[Path]) -> DataFrame:
     """The rows of an experiment's CSV files, as text."""
-    found = [pandas.read_csv(path, dtype=str, keep_default_na=False).assign(job=path.stem) for path in csvs]
-    return pandas.concat(found).fillna("") if found else DataFrame()
+    frames = [pandas.read_csv(path, dtype=str, keep_default_na=False).assign(job=path.stem) for path in csvs]
+    return pandas.concat(frames).fillna("") if frames else DataFrame()
 
 
 def summary(experiment: str, rows: DataFrame) -> list[str]:
@@ -94,6 +94,6 @@ def values(rows: DataFrame, column: str) -> list[str]:
     return sorted(set(rows[column]) - {""}) if column in rows else []
 
 
-def listed(found: Iterable[str]) -> str:
+def listed(untrusted: Iterable[str]) -> str:
     """Untrusted values, without anything that Markdown or a browser would interpret."""
-    return ", ".join(re.sub(r"[^\w \u202f.,;()+@:/%×-]", "?", value) for value in found)
+    return ", ".join(re.sub(r"[^\w \u202f.,;()+@:/%×-]", "?", value) for value in untrusted)

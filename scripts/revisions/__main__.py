@@ -84,8 +84,8 @@ def _whole(module: str) -> Place:
 
 
 def _modules_of(instrument: str) -> list[str]:
-    found = {module for owned in INSTRUMENTS[instrument] for module in modules_below(owned)}
-    return sorted(module for module in found if instrument_of(module) == instrument)
+    names = {module for owned in INSTRUMENTS[instrument] for module in modules_below(owned)}
+    return sorted(module for module in names if instrument_of(module) == instrument)
 
 
 def present_units(lock: dict[str, Unit]) -> dict[str, Unit]:
@@ -111,7 +111,7 @@ def changed(lock: dict[str, Unit], units: dict[str, Unit]) -> list[str]:
     return sorted(name for name in lock.keys() | units.keys() if lock.get(name) != units.get(name))
 
 
-def complaint(names: Sequence[str]) -> str:
+def explanation(names: Sequence[str]) -> str:
     """Explain how to handle changed units, in one sentence; empty if there are none."""
     if not names:
         return ""
@@ -172,7 +172,7 @@ def main(arguments: Sequence[str]) -> None:
         except ValueError as error:
             parser.error(str(error))
     lock = read_lock() if LOCK.exists() else {}
-    sys.exit(complaint(changed(lock, present_units(lock))) or None)
+    sys.exit(explanation(changed(lock, present_units(lock))) or None)
 
 
 if __name__ == "__main__":

@@ -73,10 +73,10 @@ def reach(
         elif other := elsewhere(place.module):
             uses.add(other)
         else:
-            for found in _found(module, place.name):
-                if id(found) not in statements:
-                    statements[id(found)] = found
-                    pending += _named(found, module.name)
+            for statement in _found(module, place.name):
+                if id(statement) not in statements:
+                    statements[id(statement)] = statement
+                    pending += _named(statement, module.name)
     return list(statements.values()), uses
 
 

@@ -49,7 +49,7 @@ def draw(comparison: Mapping[str, Any], output: Path) -> None:
     axes.set_xscale("log")
     reach = max(1.1, *axes.get_xlim(), *(1 / edge for edge in axes.get_xlim()))
     axes.set_xlim(1 / reach, reach)
-    above = next(found for least, found in TICKS if reach >= least)
+    above = next(ticks_above for least, ticks_above in TICKS if reach >= least)
     ticks = [tick for tick in (*above, 1.0, *(1 / tick for tick in above)) if 1 / reach <= tick <= reach]
     axes.set_xticks(ticks, minor=False)
     axes.set_xticks([], minor=True)

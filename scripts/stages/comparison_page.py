@@ -51,11 +51,11 @@ def page(comparison: Comparison, picture: str) -> str:
     """The comparison as Typst source, with its figure as SVG."""
     cells = comparison["cells"]
     changed = {
-        f"The {len(found)} times that are {verdict}{f', the first {SHOWN}' if len(found) > SHOWN else ''}.": ratios(
-            found[:SHOWN]
+        f"The {len(most)} times that are {verdict}{f', the first {SHOWN}' if len(most) > SHOWN else ''}.": ratios(
+            most[:SHOWN]
         ).markup()
         for verdict in (SLOWER, FASTER)
-        if (found := most_changed(cells, verdict))
+        if (most := most_changed(cells, verdict))
     }
     with_costs = [cell for cell in cells if cell["cost_a"] and cell["cost_b"]]
     with_costs.sort(key=lambda cell: not cell["cost_a"]["by_counter"])
@@ -105,8 +105,8 @@ def uncalibrated(cells: Sequence[Comparison]) -> str:
 
 def most_changed(cells: Sequence[Comparison], verdict: str) -> list[Comparison]:
     """The cells with a verdict, the largest change first."""
-    found = [cell for cell in cells if cell["verdict"] == verdict]
-    return sorted(found, key=lambda cell: -abs(math.log(cell["ratio"])))
+    changed = [cell for cell in cells if cell["verdict"] == verdict]
+    return sorted(changed, key=lambda cell: -abs(math.log(cell["ratio"])))
 
 
 def differing(differs: Mapping[str, Sequence[str]]) -> Typst:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 
-def judge(checks: str, report: str, output: str, strict: bool) -> None:
+def write_verdict(checks: str, report: str, output: str, strict: bool) -> None:
     """Write the verdict on the report at a path.
 
     Raises:
@@ -20,8 +20,8 @@ def judge(checks: str, report: str, output: str, strict: bool) -> None:
         table = list(csv.DictReader(file))
     failed = [row for row in table if row["outcome"] == "failed"]
     if failed and strict:
-        complaints = "; ".join(f"{row['check']}: {row['detail']}" for row in failed)
-        sys.exit(f"{len(failed)} self-checks failed and config.yaml says strict: true: {complaints}")
+        details = "; ".join(f"{row['check']}: {row['detail']}" for row in failed)
+        sys.exit(f"{len(failed)} self-checks failed and config.yaml says strict: true: {details}")
     applicable = sum(row["outcome"] != "not applicable" for row in table)
     passed = f"{applicable - len(failed)} of {applicable}"
     Path(output).write_text(f"The report is {report} ({passed} self-checks passed)\n", encoding="utf-8")
@@ -32,4 +32,4 @@ if __name__ == "__main__":
     for name in ("checks", "report", "output"):
         parser.add_argument(name)
     parser.add_argument("--strict", action="store_true")
-    judge(**vars(parser.parse_args()))
+    write_verdict(**vars(parser.parse_args()))

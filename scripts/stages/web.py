@@ -57,8 +57,8 @@ def with_anchors(body: str) -> tuple[Markup, list[Heading]]:
     """The body with an id in each heading of a part or a section, and these headings."""
     headings: list[Heading] = []
 
-    def anchored(found: re.Match[str]) -> str:
-        tag, attributes, content = found.groups()
+    def anchored(heading: re.Match[str]) -> str:
+        tag, attributes, content = heading.groups()
         known = re.search(r'id="([^"]*)"', attributes)
         title, _, problem = content.partition("<small>")
         words = re.findall(r"\w+", re.sub(r"<.*?>", "", problem) or re.sub(r"^[\d.]+ |<.*?>", "", title).lower())
@@ -74,10 +74,10 @@ def with_anchors(body: str) -> tuple[Markup, list[Heading]]:
 def with_sizes(body: str, figures: Mapping[str, str]) -> str:
     """The body with each picture's width and height, so that the page does not shift when it is drawn."""
 
-    def sized(found: re.Match[str]) -> str:
-        box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', figures[found[1]])
+    def sized(image: re.Match[str]) -> str:
+        box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', figures[image[1]])
         width, height = (round(float(side)) for side in box.groups()) if box else (0, 0)
-        return f'{found[0]} width="{width}" height="{height}"'
+        return f'{image[0]} width="{width}" height="{height}"'
 
     return re.sub(r'<img data-figure="([^"]*)"', sized, body)
 

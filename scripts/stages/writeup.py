@@ -101,9 +101,9 @@ def fill(contents: Contents, computed: Mapping[str, Any]) -> str:
     def elsewhere(name: str) -> Typst:
         return NOTHING if name == first else figure(name)
 
-    found = {name: answers_of(values) for name, values in sections.items()}
+    answers = {name: answers_of(values) for name, values in sections.items()}
     shown_in = {
-        name: values | {key: answer.markup(f"{name}-{key}", elsewhere) for key, answer in found[name].items()}
+        name: values | {key: answer.markup(f"{name}-{key}", elsewhere) for key, answer in answers[name].items()}
         for name, values in sections.items()
     }
     return (
@@ -111,7 +111,7 @@ def fill(contents: Contents, computed: Mapping[str, Any]) -> str:
         .get_template("writeup.typ.j2")
         .render(
             **{**computed, "sections": shown_in},
-            found_in=found,
+            found_in=answers,
             parts=contents.parts,
             figure=elsewhere,
             first_picture=figure(first) if first else NOTHING,

@@ -49,7 +49,7 @@ def test_a_planted_change_is_found_and_nothing_else(recorded, tmp_path):
 
     found = compare(recorded, results(tmp_path, JOBS, change))
     changed = [cell for cell in found.cells if cell.difference.ratio == pytest.approx(1.05, abs=1e-3)]
-    able = [cell for cell in changed if cell.judged and cell.difference.resolution() < 0.05]
+    able = [cell for cell in changed if cell.comparable and cell.difference.resolution() < 0.05]
     assert len(able) >= 3
     assert all(cell.verdict == SLOWER for cell in able)
     assert {cell.name for cell in found.cells if cell.verdict in (FASTER, SLOWER)} <= {cell.name for cell in changed}

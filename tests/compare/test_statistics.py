@@ -10,8 +10,8 @@ from cs336_systems.compare.statistics import (
     Difference,
     RunToRun,
     benjamini_hochberg,
+    decide,
     difference,
-    judge,
     time_of,
     widening,
 )
@@ -52,7 +52,7 @@ def test_a_small_p_value_carries_larger_ones_below_it():
 
 def test_honest_runs_get_wrong_verdicts_as_rarely_as_promised():
     generator = numpy.random.default_rng(1)
-    wrong = [sum(verdict in (FASTER, SLOWER) for verdict in judge(runs(generator))) for _ in range(200)]
+    wrong = [sum(verdict in (FASTER, SLOWER) for verdict in decide(runs(generator))) for _ in range(200)]
     assert sum(map(bool, wrong)) <= 8  # At most 1 % of 200 comparisons are expected.
 
 
@@ -62,7 +62,7 @@ def test_a_change_in_a_tenth_is_found_where_it_can_be():
     for _ in range(50):
         honest = runs(generator)
         changed = [Difference(one.log_ratio + math.log(1.05), one.deviation) for one in honest[: CELLS // 10]]
-        verdicts = judge(changed + honest[CELLS // 10 :])
+        verdicts = decide(changed + honest[CELLS // 10 :])
         found += sum(verdict == SLOWER for verdict in verdicts[: CELLS // 10])
         others += sum(verdict in (FASTER, SLOWER) for verdict in verdicts[CELLS // 10 :])
     assert changed[0].resolution() < 0.05
@@ -72,9 +72,9 @@ def test_a_change_in_a_tenth_is_found_where_it_can_be():
 
 def test_same_is_proven_not_assumed():
     """A wide interval around 1 tells nothing; a small difference that is certain is none."""
-    assert judge([Difference(0.0, 0.1)]) == [UNDECIDED]
-    assert judge([Difference(0.02, 0.001)]) == [SAME]
-    assert judge([Difference(-0.1, 0.01), Difference(0.1, 0.01)]) == [FASTER, SLOWER]
+    assert decide([Difference(0.0, 0.1)]) == [UNDECIDED]
+    assert decide([Difference(0.02, 0.001)]) == [SAME]
+    assert decide([Difference(-0.1, 0.01), Difference(0.1, 0.01)]) == [FASTER, SLOWER]
 
 
 def test_correlated_samples_have_a_larger_error_than_independent_ones():

@@ -5,7 +5,7 @@ import pytest
 from cs336_systems.record.revisions import Unit, read_lock
 from scripts.revisions import __main__ as revisions
 from scripts.revisions import measured_code
-from scripts.revisions.__main__ import changed, complaint, present_units, revise, write
+from scripts.revisions.__main__ import changed, explanation, present_units, revise, write
 from scripts.revisions.measured_code import ALL, Place, digest, reach
 
 ROOT = Place("cs336_systems.top", "measure")
@@ -69,7 +69,7 @@ def digest_of(tmp_path, monkeypatch):
 
 
 def test_the_lock_is_that_of_the_code():
-    sentence = complaint(changed(read_lock(), present_units(read_lock())))
+    sentence = explanation(changed(read_lock(), present_units(read_lock())))
     assert not sentence, sentence
 
 
@@ -142,8 +142,8 @@ def test_accept_keeps_a_revision_and_bump_raises_it(tmp_path, monkeypatch):
 
 
 def test_the_sentence_says_what_to_do():
-    assert complaint([]) == ""
-    assert complaint(["flash", "timing"]) == (
+    assert explanation([]) == ""
+    assert explanation(["flash", "timing"]) == (
         "the code of flash, timing is not that of the revisions in revisions.yaml: run `python -m scripts.revisions "
         "bump NAME ...` for those whose measurements may differ, and `python -m scripts.revisions accept NAME ...` for"
         " the others"

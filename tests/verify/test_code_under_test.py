@@ -44,7 +44,7 @@ def judged(tmp_path, launcher):
 
 
 TRIES = {
-    "prints a verdict": 'import sys\nprint(\'{"told": {}}\', flush=True)\nsys.stderr.write("right")\n',
+    "prints a verdict": 'import sys\nprint(\'{"counts": {}}\', flush=True)\nsys.stderr.write("right")\n',
     "patches comparisons": """
 import torch
 torch.allclose = torch.equal = lambda *a, **k: True
