@@ -269,7 +269,7 @@ def in_fp8(rungs: DataFrame, best: Series) -> Typst:
 
 def memory(rungs: DataFrame) -> Answer:
     """The memory and the time of recomputed blocks, next to the fastest step."""
-    best = DataFrame([fastest(ladder) for ladder in ladders(rungs)], columns=rungs.columns)
+    best = rungs.loc[[fastest(ladder).name for ladder in ladders(rungs)]]
     both = best.merge(select(rungs, rung=CHECKPOINT.name), on=SHAPE, suffixes=("", "_recomputed"))
     saved = (both["peak_memory"] - both["peak_memory_recomputed"]).dropna().sort_values()
     return Answer(
