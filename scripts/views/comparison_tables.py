@@ -71,7 +71,6 @@ def setting(kind: Kind, table: DataFrame, rows: DataFrame) -> dict[str, Any] | N
         "rounds": int(row["rounds"]),
         "steps": int(row["steps"]),
         "warmup": int(row["warmup"]),
-        "n": int(rows["n"].max()),
         "bf16": "bf16" in set(rows["precision"]),
         "compiled": "compiled" in rows and bool(rows["compiled"].any()),
         "profiled": bool(rows["timeline_length"].notna().any()),

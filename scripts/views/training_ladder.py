@@ -34,11 +34,6 @@ WORTH = 0.02
 """Share of a step that a rung must save to be recommended: launches may differ by less."""
 
 
-def tokens_of(row: Series) -> int:
-    """Tokens of a row's batch."""
-    return int(row["batch_size"]) * int(row["context"])
-
-
 def rows_of(table: DataFrame, part: str, keys: list[str]) -> DataFrame:
     """The rows of rungs in a part of the experiment; if several grids measured a cell, the first."""
     rows = select(table, part=part, status="ok")
@@ -168,8 +163,9 @@ def measured_rates(table: DataFrame, row: Series) -> Rates | None:
     copy, fp32 = select(cell, metric="copy_speed"), select(cell, metric="matmul_rate", work="fp32")
     if not (len(matmuls) and len(copy) and len(fp32)):
         return None
+    flops = 3 * matmul_flops(*model_of(row), int(row["batch_size"] * row["context"]))
     return Rates(
-        bf16=3 * matmul_flops(*model_of(row), tokens_of(row)) / (matmuls["median"].iloc[0] / 1e3),
+        bf16=1e3 * flops / matmuls["median"].iloc[0],
         fp32=1e12 * fp32["median"].iloc[0],
         bandwidth=1e9 * copy["median"].iloc[0],
         link=math.inf,
