@@ -61,8 +61,7 @@ def state_sharded(table: DataFrame) -> Typst:
         return NOTHING
     peak = select(peaks(memory(table)), cell=found[0].cell).set_index("contender")["peak"]
     return say(
-        "Shard the optimizer state: it saves {saved:gib} at {own[median]:ms} per step, not {other[median]:ms} "
-        "({own[cell]}).",
+        "Shard the optimizer: {saved:gib} less, {own[median]:ms} per step, not {other[median]:ms} ({own[cell]}).",
         saved=peak[UNSHARDED] - peak[SHARDED_STATE],
         own=found[0].first,
         other=found[0].other,
@@ -115,8 +114,8 @@ def advice(tables: Tables, wrappers: DataFrame, efficiencies: DataFrame) -> Answ
         or one.say("Start with {most:listing}: nothing else shortens {label}'s step as much."),
         more=facts.say(
             state_sharded(tables["optimizer_sharding"]),
-            "If weights do not fit, use _{fsdp[title]}_: where they fit ({fsdp[panel]}, {fsdp[processes]} ranks), it "
-            "keeps {fsdp[efficiency]:percent} of the speed.",
+            "If weights do not fit, use _{fsdp[title]}_: {fsdp[efficiency]:percent} of the speed where they do "
+            "({fsdp[panel]}, {fsdp[processes]} GPUs).",
         ),
         reason=facts.say(
             "Launched kernel by kernel in bf16 (@sec-training_ladder), a step takes {steps:listing}.",

@@ -122,9 +122,7 @@ def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> Answer
         ),
         more=facts.say(
             "Measured with _{own[title]}_, {own[cell]}.",
-            "In other settings the pass waits for {others:listing}.",
             "Cannot be decided for {cells:listing}: host-bound.",
-            others=others,
             cells=list(passes[passes["host_bound"].astype(bool)]["cell"].unique()),
         ),
         evidence=[
@@ -140,7 +138,9 @@ def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> Answer
         ],
         reason=say(
             "The first weights always come late, since no compute runs before them." if len(late) else "",
-            NOTHING if own is None else against_baseline(own, own["title"]),
+            "In other settings the pass waits for {others:listing}.",
+            NOTHING if own is None else against_baseline(own, f"{own['title']} ({own['cell']})"),
+            others=others,
         ),
         details="fsdp_timelines",
     )

@@ -83,7 +83,7 @@ def model(table: DataFrame) -> Answer:
         verdict=work or step,
         more=say(
             step if work else "",
-            "For {row[label]} in {row[precision]}, compiling costs {row[cost]:s} and pays off after {row[pays]} steps.",
+            "Compiling {row[label]} ({row[precision]}) costs {row[cost]:s} and pays off after {row[pays]} steps.",
             row=last(told[told["pays"] != "never"]),
         ),
         evidence=Captioned(

@@ -167,6 +167,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
             "The first steps, on a cooler GPU, take {first}.",
         ),
         reason=facts.say(
+            "These are the first {cool:whole} steps, on a cool GPU; at the power limit later steps are slower.",
             "Timed alone in the same job (@fig-ladder), the parts of a bf16 step take {parts[floor]:ms}: matmuls "
             "{parts[matmuls]:ms}, attention {parts[attention]:ms}, the update {parts[update]:ms}, and norms and the "
             "rest {parts[norms and elementwise]:ms} (their bytes at a copy's speed).",
@@ -189,14 +190,13 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
 
 
 def steady_state(best: Series | None) -> dict[str, Any]:
-    """The power of a step in W, if it was timed in steady state, like its energy; its first steps, if they differ."""
+    """The power of a step in W, if it was timed in steady state, like its energy, and its first steps, if they differ;
+    of an older row, which has only the first steps, their number (`cool`).
+    """
     if best is None or not measured(best["first_steps"]):
-        return {"watts": None, "first": None}
-    first = milliseconds(best["first_steps"])
-    return {
-        "watts": 1e3 * best["energy"] / best["step"],
-        "first": first if first != milliseconds(best["step"]) else None,
-    }
+        return {"watts": None, "first": None, "cool": None if best is None else best["n"]}
+    first, step = milliseconds(best["first_steps"]), milliseconds(best["step"])
+    return {"watts": 1e3 * best["energy"] / best["step"], "first": first if first != step else None, "cool": None}
 
 
 def italic(titles: Sequence[str]) -> list[Typst]:
