@@ -59,6 +59,7 @@ class BackwardTiles:
 MAX_DESCRIBED = 2**29
 """Maximum number of queries: the descriptor of L and D indexes two rounded-up values per query in 32 bits."""
 
+
 def _tiles(forward: tuple[int, ...], backward: tuple[int, ...]) -> tuple[ForwardTiles, BackwardTiles]:
     """Tiles of block_m x block_n and block_outer x block_inner, each with its num_warps and num_stages."""
     tiles = dict(zip(("block_m", "block_n", "num_warps", "num_stages"), forward, strict=True))

@@ -28,7 +28,7 @@ from cs336_systems.benchmarks.comparison.gradients import (
 )
 from cs336_systems.benchmarks.comparison.memory import memory_outside, memory_rows
 from cs336_systems.benchmarks.comparison.observed import STEPS_BEFORE, Observer, Watch, watched
-from cs336_systems.benchmarks.comparison.profile import profile_rows, profile_step
+from cs336_systems.benchmarks.comparison.profile import median_profile, profile_rows
 from cs336_systems.benchmarks.comparison.reference import (
     NewBatches,
     Notes,
@@ -262,7 +262,7 @@ class ContenderRuns:
         """Make rows of a GPU's work in a timed step, of the host's, and of gathering weights."""
         metrics = self.cell.metrics
         phases = self._as_timed(training)
-        profile = profile_step(phases, self.device, PROFILED_STEPS)
+        profile = median_profile(phases, self.device, PROFILED_STEPS)
         gathers = "gather_begins" in metrics
         yield from profile_rows(profile, details, apart=(ALL_GATHER, REDUCE_SCATTER) if gathers else ())
         if "host" in metrics:

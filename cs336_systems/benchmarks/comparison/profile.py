@@ -62,22 +62,22 @@ def profile_rows(profile: Profile, details: Mapping[str, str], *, apart: Sequenc
     return rows
 
 
-def profile_step(phases: Mapping[str, Callable[[], None]], device: torch.device, steps: int = 1) -> Profile:
-    """Profile some more steps on a CUDA device, and return the profile of the one with the median duration.
+def median_profile(phases: Mapping[str, Callable[[], None]], device: torch.device, steps: int) -> Profile:
+    """Profile some more steps on a CUDA device, each alone, and return the profile with the median duration."""
+    profiles = [profile_step(phases, device) for _ in range(steps)]
+    return sorted(profiles, key=lambda profile: profile.milliseconds)[steps // 2]
 
-    All ranks run them with the profiler, so that none waits for the others.
-    """
-    spans = []
+
+def profile_step(phases: Mapping[str, Callable[[], None]], device: torch.device) -> Profile:
+    """Profile one more step on a CUDA device. All ranks run it with the profiler, so that none waits for the others."""
     with profiling(device, operators=False) as watching:
-        for _ in range(steps):
-            dist.barrier()
-            synchronize(device)
-            start = time.time_ns()
-            for phase in phases.values():
-                phase()
-            synchronize(device)
-            spans.append((start, time.time_ns()))
-    start, end = sorted(spans, key=lambda span: span[1] - span[0])[steps // 2]
+        dist.barrier()
+        synchronize(device)
+        start = time.time_ns()
+        for phase in phases.values():
+            phase()
+        synchronize(device)
+        end = time.time_ns()
     events = [
         DeviceEvent(name=event.name(), start=(event.start_ns() - start) / 1e6, end=(event.end_ns() - start) / 1e6)
         for event in events_of(watching)
