@@ -14,6 +14,7 @@ Head dimensions without an entry use the next larger one's.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from cs336_systems.attention.chip import H200, Chip
 
@@ -62,8 +63,8 @@ MAX_DESCRIBED = 2**29
 
 def _tiles(forward: tuple[int, ...], backward: tuple[int, ...]) -> tuple[ForwardTiles, BackwardTiles]:
     """Tiles of block_m x block_n and block_outer x block_inner, each with its num_warps and num_stages."""
-    tiles = dict(zip(("block_m", "block_n", "num_warps", "num_stages"), forward, strict=True))
-    backward_tiles = dict(zip(("block_outer", "block_inner", "num_warps", "num_stages"), backward, strict=True))
+    tiles: dict[str, Any] = dict(zip(("block_m", "block_n", "num_warps", "num_stages"), forward, strict=True))
+    backward_tiles: dict[str, Any] = dict(zip(("block_outer", "block_inner", "num_warps", "num_stages"), backward, strict=True))
     return ForwardTiles(**tiles), BackwardTiles(**backward_tiles, preprocess=True)
 
 
