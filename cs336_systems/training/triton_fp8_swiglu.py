@@ -18,7 +18,7 @@ from cs336_systems.training import tiles
 from cs336_systems.training.fp8_formats import E4M3, HEADROOM, SMALLEST_AMAX
 from cs336_systems.training.tiles import Tile
 from cs336_systems.training.triton_fp8 import CURRENT, Amax, factor_of, raise_to, to_fp8
-from cs336_systems.training.triton_swiglu import hidden_of, locate
+from cs336_systems.training.triton_swiglu import gate_gradient, hidden_of, load_for_gradients, locate
 
 HIDDEN_TILE = Tile(8, 512, 8)
 GRADIENT_TILE = Tile(64, 64, 8)
@@ -83,14 +83,10 @@ def gradients_kernel(
     """Compute one tile of both gradients and of the hidden layer; the grid is (row tiles x column tiles)."""
     row, column, mask = locate(rows, D, BLOCK_ROWS, BLOCK_D, LAST_FIRST)
     gate_offset = row * (2 * D) + column
-    gate = tl.load(gate_up + gate_offset, mask, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + gate_offset + D, mask, other=0.0).to(tl.float32)
-    gradient = tl.load(d_hidden + (row * D + column), mask, other=0.0).to(tl.float32)
-    sigmoid = tl.sigmoid(gate)
-    silu = gate * sigmoid
+    up, gradient, sigmoid, silu = load_for_gradients(gate_up, d_hidden, row, column, mask, D)
     result = via(silu * up, gate_up)
     d_up = via(gradient * silu, gate_up)
-    d_gate = via(gradient * up * (sigmoid + silu * (1.0 - sigmoid)), gate_up)
+    d_gate = via(gate_gradient(gradient * up, sigmoid, silu), gate_up)
     if COLLECT:
         raise_to(next_amax, tl.maximum(tl.abs(d_up), tl.abs(d_gate)))
     if STORE:

@@ -44,19 +44,13 @@ def swiglu_backward_kernel(
 ):
     """Compute one tile of both gradients; the grid is (row tiles x column tiles)."""
     row, column, mask = locate(rows, D, BLOCK_ROWS, BLOCK_D, LAST_FIRST)
-    gate_offset = row * (2 * D) + column
-    hidden_offset = row * D + column
-    gate = tl.load(gate_up + gate_offset, mask, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + gate_offset + D, mask, other=0.0).to(tl.float32)
-    gradient = tl.load(d_hidden + hidden_offset, mask, other=0.0).to(tl.float32)
-    sigmoid = tl.sigmoid(gate)
-    silu = gate * sigmoid
-    d_up = gradient * silu
-    d_gate = gradient * up * (sigmoid + silu * (1.0 - sigmoid))
-    tl.store(d_gate_up + gate_offset, d_gate.to(d_gate_up.dtype.element_ty), mask)
-    tl.store(d_gate_up + gate_offset + D, d_up.to(d_gate_up.dtype.element_ty), mask)
+    up, gradient, sigmoid, silu = load_for_gradients(gate_up, d_hidden, row, column, mask, D)
+    d_up, d_gate = gradient * silu, gate_gradient(gradient * up, sigmoid, silu)
+    gate_at = d_gate_up + (row * (2 * D) + column)
+    tl.store(gate_at, d_gate.to(d_gate_up.dtype.element_ty), mask)
+    tl.store(gate_at + D, d_up.to(d_gate_up.dtype.element_ty), mask)
     if RECOMPUTE:
-        tl.store(d_hidden + hidden_offset, (silu * up).to(d_hidden.dtype.element_ty), mask)
+        tl.store(d_hidden + (row * D + column), (silu * up).to(d_hidden.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -66,6 +60,23 @@ def hidden_of(gate_up, row, column, mask, D: tl.constexpr):
     gate = tl.load(gate_at, mask, other=0.0).to(tl.float32)
     up = tl.load(gate_at + D, mask, other=0.0).to(tl.float32)
     return gate * tl.sigmoid(gate) * up
+
+
+@triton.jit
+def load_for_gradients(gate_up, d_hidden, row, column, mask, D: tl.constexpr):
+    """Load tiles of up and of the hidden layer's gradient, and compute sigmoid and silu of gate, all in fp32."""
+    gate_at = gate_up + (row * (2 * D) + column)
+    gate = tl.load(gate_at, mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_at + D, mask, other=0.0).to(tl.float32)
+    gradient = tl.load(d_hidden + (row * D + column), mask, other=0.0).to(tl.float32)
+    sigmoid = tl.sigmoid(gate)
+    return up, gradient, sigmoid, gate * sigmoid
+
+
+@triton.jit
+def gate_gradient(d_silu, sigmoid, silu):
+    """Compute the gradient of gate from that of silu(gate)."""
+    return d_silu * (sigmoid + silu * (1.0 - sigmoid))
 
 
 @triton.jit
