@@ -22,6 +22,7 @@ from cs336_systems.training.dispatch import HAS_TRITON
 from cs336_systems.training.fp8_formats import E4M3, E5M2
 from cs336_systems.training.fp8_operands import MULTIPLE, check_operands, matmul, round_operand, rounds_in_kernels
 from cs336_systems.training.packed_linear import pack_rows
+from cs336_systems.training.spare_sms import leave_sms
 
 if HAS_TRITON:
     from cs336_systems.training.triton_fp8 import GRADIENT, INPUT, WEIGHT, AmaxHistory
@@ -185,15 +186,16 @@ class _Fp8Linear(torch.autograd.Function):
         grad_weights: list[Tensor | None] = [None] * len(ctx.weights)
         (rowwise, dtype, _), history = ctx.options, ctx.history
         g = round_operand(grad, dtype, rowwise, columns=x is not None, amax=history and history[GRADIENT])
-        if x is not None:  # [d_out, tokens] @ [tokens, d_in]
-            assert g.columns is not None
-            together = matmul(g.columns, g.column_scale, x, scale_x, grad.dtype, fast=False)
-            parts = together.split([rows for rows, _ in ctx.weights])
-            needed = ctx.needs_input_grad[4:]
-            dtypes = [dtype for _, dtype in ctx.weights]
-            grad_weights = [p.to(d) if n else None for p, d, n in zip(parts, dtypes, needed, strict=True)]
-        if weight is not None:  # [tokens, d_out] @ [d_out, d_in]
-            grad_x = matmul(g.rows, g.scale, weight, scale_w, grad.dtype, fast=False)
+        with leave_sms(grad):
+            if x is not None:  # [d_out, tokens] @ [tokens, d_in]
+                assert g.columns is not None
+                together = matmul(g.columns, g.column_scale, x, scale_x, grad.dtype, fast=False)
+                parts = together.split([rows for rows, _ in ctx.weights])
+                needed = ctx.needs_input_grad[4:]
+                dtypes = [dtype for _, dtype in ctx.weights]
+                grad_weights = [p.to(d) if n else None for p, d, n in zip(parts, dtypes, needed, strict=True)]
+            if weight is not None:  # [tokens, d_out] @ [d_out, d_in]
+                grad_x = matmul(g.rows, g.scale, weight, scale_w, grad.dtype, fast=False)
         return grad_x, None, None, None, *grad_weights
 
 

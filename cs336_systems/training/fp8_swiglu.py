@@ -11,6 +11,7 @@ from cs336_systems.training.dispatch import HAS_TRITON
 from cs336_systems.training.fp8_formats import E4M3
 from cs336_systems.training.fp8_operands import Operand, check_operands, matmul, round_operand
 from cs336_systems.training.packed_linear import pack_rows
+from cs336_systems.training.spare_sms import leave_sms
 
 if HAS_TRITON:
     from cs336_systems.training.triton_fp8 import CURRENT, GRADIENT, INPUT, WEIGHT
@@ -67,11 +68,12 @@ class _Fp8SwiGLU(torch.autograd.Function):
         dtype, first, second = ctx.scaling
         g = _round(grad, dtype, second, GRADIENT, True)
         assert g.columns is not None
-        d_hidden = matmul(g.rows, g.scale, down, scale_down, grad.dtype, fast=False)
-        d = swiglu_fp8_backward(gate_up, d_hidden, hidden_scale, dtype, _amax(first, GRADIENT))
-        d_down = matmul(g.columns, g.scale, d.hidden, hidden_scale, grad.dtype, fast=False)
-        together = matmul(d.columns, d.scale, x, scale_x, grad.dtype, fast=False)
-        dx = matmul(d.rows, d.scale, packed, scale_packed, grad.dtype, fast=False)
+        with leave_sms(grad):
+            d_hidden = matmul(g.rows, g.scale, down, scale_down, grad.dtype, fast=False)
+            d = swiglu_fp8_backward(gate_up, d_hidden, hidden_scale, dtype, _amax(first, GRADIENT))
+            d_down = matmul(g.columns, g.scale, d.hidden, hidden_scale, grad.dtype, fast=False)
+            together = matmul(d.columns, d.scale, x, scale_x, grad.dtype, fast=False)
+            dx = matmul(d.rows, d.scale, packed, scale_packed, grad.dtype, fast=False)
         return dx, None, None, d_down, *together.split(ctx.sizes)
 
 

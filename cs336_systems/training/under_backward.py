@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from cs336_systems.parallel.distributed_parameters import own_part
 from cs336_systems.parallel.synchronized import release, uses_up
+from cs336_systems.training.spare_sms import updating
 
 IN_FLIGHT = 512 * 2**20
 """Bytes of gradients with pending updates above which the backward pass waits for the oldest."""
@@ -49,6 +50,7 @@ class UnderBackward:
             for handle in self._handles:
                 handle.remove()
             self._handles.clear()
+            updating.difference_update(self._streams)  # after a backward pass that raised an error
             release(self)
             self._on_removal()
 
@@ -66,6 +68,7 @@ class UnderBackward:
         backward = torch._C._current_graph_task_id()  # another one after a backward pass that raised an error
         if backward != self._backward:
             self._backward = backward
+            updating.add(parameter.device)
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         side = self._stream(parameter.device)
         side.wait_stream(torch.cuda.current_stream(parameter.device))
@@ -91,5 +94,6 @@ class UnderBackward:
 
     def _finish(self) -> None:
         """Wait for all updates; the engine calls this at the end of the backward pass."""
+        updating.difference_update(self._streams)
         while self._in_flight:
             self._free_oldest()

@@ -1,5 +1,6 @@
 """FP8 linear layers against float64, and against matmuls of what was rounded."""
 
+import contextlib
 from unittest import mock
 
 import pytest
@@ -8,12 +9,13 @@ from torch import nn
 
 from cs336_systems.attention import flash_attention
 from cs336_systems.model import TransformerLM
-from cs336_systems.training import fp8
+from cs336_systems.training import fp8, fp8_swiglu, spare_sms
+from cs336_systems.training.adamw import MasterAdamW
 from cs336_systems.training.checkpointing import checkpoint_blocks
 from cs336_systems.training.dispatch import HAS_TRITON
 from cs336_systems.training.fp8 import Fp8Linear, fp8_linear, use_fp8
 from cs336_systems.training.fp8_formats import E4M3, E5M2
-from cs336_systems.training.fp8_operands import round_operand
+from cs336_systems.training.fp8_operands import matmul, round_operand
 from cs336_systems.training.fused_model import fuse
 
 if HAS_TRITON:
@@ -249,6 +251,51 @@ def test_a_model_trains_with_the_layers_that_fit(device):
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0] / 3
+
+
+@pytest.mark.gpu
+@FP8
+def test_matmuls_leave_sms_to_updates_under_the_backward_pass():
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = fuse(TransformerLM(100, 16, 32, 2, 2, 48, 1e4, attention=flash_attention))
+    model.to(torch.bfloat16)
+    use_fp8(model, delayed=True)
+    optimizer, ids, left = MasterAdamW(model.parameters()), torch.arange(4096, device="cuda").view(256, 16) % 100, []
+
+    def run():
+        left.clear()
+        model(ids).float().square().mean().backward()
+
+    def observed(*arguments, fast, **options):
+        left.append((fast, torch._C._get_sm_carveout_experimental()))
+        return matmul(*arguments, fast=fast, **options)
+
+    with mock.patch.object(fp8, "matmul", observed), mock.patch.object(fp8_swiglu, "matmul", observed):
+        run()
+        assert {sms for _, sms in left} == {None}, "the update runs later"
+        optimizer.during_backward()
+        run()
+    assert {sms for fast, sms in left if fast} == {None}
+    spared = 16 if torch.cuda.get_device_capability() == (9, 0) else None
+    assert {sms for fast, sms in left if not fast} == {spared}
+    assert torch._C._get_sm_carveout_experimental() is None
+
+
+def test_more_tokens_leave_fewer_sms(monkeypatch):
+    monkeypatch.setattr(spare_sms, "compute_capability", lambda device: (9, 0))
+    spared = torch._C._get_sm_carveout_experimental
+    with spare_sms.leave_sms(torch.empty(4096, 0)):
+        assert spared() is None, "no update runs"
+    monkeypatch.setattr(spare_sms, "updating", {torch.device("cpu")})
+    for tokens, sms in ((512, 16), (4096, 16), (16384, 4), (2**20, None)):
+        with contextlib.suppress(RuntimeError), spare_sms.leave_sms(torch.empty(tokens, 0)):
+            assert spared() == sms
+            raise RuntimeError("of a matmul")
+        assert spared() is None
+    monkeypatch.setattr(torch._C, "_get_sm_carveout_experimental", lambda: 8)
+    with spare_sms.leave_sms(torch.empty(4096, 0)):
+        assert spared() is None, "the caller's choice is kept"
 
 
 class Doubled(nn.Linear):
