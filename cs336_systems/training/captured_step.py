@@ -83,9 +83,9 @@ class CapturedStep:
             raise TypeError(f"optimizer is a {name}; allowed: torch.optim.Optimizer, such as MasterAdamW")
         if isinstance(optimizer, ShardedOptimizer) and model is None:
             raise ValueError(f"a {type(optimizer).__name__} needs averaged gradients; allowed: model=their wrapper")
-        self._own = isinstance(optimizer, MasterAdamW)
+        self._master = optimizer if isinstance(optimizer, MasterAdamW) else None
         on_gpu = any(p.is_cuda for group in optimizer.param_groups for p in group["params"])
-        if on_gpu and not self._own and not all(group.get("capturable") for group in optimizer.param_groups):
+        if on_gpu and self._master is None and not all(group.get("capturable") for group in optimizer.param_groups):
             name = type(optimizer).__name__
             raise ValueError(f"{name} cannot be captured; allowed: MasterAdamW, or an optimizer with capturable=True")
         if update_during_backward:
@@ -139,8 +139,8 @@ class CapturedStep:
         if self.graph is None:
             self._capture()
         assert self.graph is not None
-        if isinstance(self.optimizer, MasterAdamW):
-            self.optimizer.upload_hyperparameters()
+        if self._master is not None:
+            self._master.upload_hyperparameters()
         elif self._constants() != self._fixed:
             raise ValueError(
                 "a hyperparameter was changed after the capture; allowed: lr as a tensor, changed in place"
@@ -151,13 +151,11 @@ class CapturedStep:
     def _step(self, batch: tuple[Tensor, ...]) -> Tensor:
         """Run forward, backward and the update."""
         self._passes.check()
-        optimizer = self.optimizer
-        optimizer.zero_grad(set_to_none=True)  # a capture allocates them from the graph's memory
+        self.optimizer.zero_grad(set_to_none=True)  # a capture allocates them from the graph's memory
         with contextlib.ExitStack() as stack:
-            if self.update_during_backward:
-                assert isinstance(optimizer, MasterAdamW)
-                stack.callback(optimizer.during_backward().remove)
-            adds_up = self._own and self.accumulate > 1
+            if self.update_during_backward and self._master is not None:
+                stack.callback(self._master.during_backward().remove)
+            adds_up = self._master is not None and self.accumulate > 1
             kind = LocalSums if self._passes.is_replicated else GradientSums
             sums = stack.enter_context(kind(self._parameters() if adds_up else ()))
             loss = self._accumulate(batch, sums)
@@ -201,17 +199,16 @@ class CapturedStep:
 
     def _update(self, sums: GradientSums) -> None:
         """Clip and update."""
-        own = isinstance(self.optimizer, MasterAdamW)
         if self.max_norm is not None or self.check_finite:
-            if own:
+            if self._master is not None:
                 norm = gradient_norm(self._parameters(), gradients=sums.gradients)
             else:
                 norm = self._passes.clip_grad_norm_(self.max_norm or math.inf)
             if self.check_finite:
                 _assert_finite(norm, "norm of the gradients")
-        if isinstance(self.optimizer, MasterAdamW):
+        if self._master is not None:
             scale = None if self.max_norm is None else scale_of(norm, self.max_norm)
-            self.optimizer.step(scale=scale, gradients=sums.gradients)
+            self._master.step(scale=scale, gradients=sums.gradients)
         else:
             self.optimizer.step()
 
@@ -225,8 +222,8 @@ class CapturedStep:
     def _capture(self) -> None:
         """Record a step, which does not run yet."""
         self.optimizer.zero_grad(set_to_none=True)  # their memory is not the graph's
-        if isinstance(self.optimizer, MasterAdamW):
-            self.optimizer.prepare()
+        if self._master is not None:
+            self._master.prepare()
         assert self._stream is not None
         self.graph, self._loss = capture(self._stream, lambda: self._step(self._inputs))
         self._fixed = self._constants()
