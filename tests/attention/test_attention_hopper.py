@@ -387,7 +387,7 @@ def source(each: Launch) -> GluonASTSource:
 
 
 def descriptor_type(make) -> str:
-    """Of what a descriptor's maker was told about its tensor."""
+    """The type of a descriptor, from the arguments of its maker."""
     block, layout = make.keywords["block_shape"], make.keywords["layout"]
     dtype = "fp32" if layout.element_bitwidth == 32 else "bf16"
     return f"tensordesc<{dtype}[{', '.join(map(str, block))}],{layout!r}>"
