@@ -13,8 +13,7 @@ descriptors into scalar loads without a pipeline.
 Head dimensions without an entry use the next larger one's.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from cs336_systems.attention.chip import H200, Chip
 
@@ -61,11 +60,17 @@ MAX_DESCRIBED = 2**29
 """Maximum number of queries: the descriptor of L and D indexes two rounded-up values per query in 32 bits."""
 
 
-def _tiles(forward: tuple[int, ...], backward: tuple[int, ...]) -> tuple[ForwardTiles, BackwardTiles]:
-    """Tiles of block_m x block_n and block_outer x block_inner, each with its num_warps and num_stages."""
-    tiles: dict[str, Any] = dict(zip(("block_m", "block_n", "num_warps", "num_stages"), forward, strict=True))
-    backward_tiles: dict[str, Any] = dict(zip(("block_outer", "block_inner", "num_warps", "num_stages"), backward, strict=True))
-    return ForwardTiles(**tiles), BackwardTiles(**backward_tiles, preprocess=True)
+Sizes = tuple[int, int, int, int]
+"""Two blocks, num_warps and num_stages."""
+
+
+def _tiles(forward: Sizes, backward: Sizes) -> tuple[ForwardTiles, BackwardTiles]:
+    """Tiles of block_m x block_n, and of block_outer x block_inner."""
+    m, n, warps, stages = forward
+    forward_tiles = ForwardTiles(block_m=m, block_n=n, num_warps=warps, num_stages=stages)
+    outer, inner, warps, stages = backward
+    backward_tiles = BackwardTiles(block_outer=outer, block_inner=inner, num_warps=warps, num_stages=stages)
+    return forward_tiles, replace(backward_tiles, preprocess=True)
 
 
 KB_99 = {
