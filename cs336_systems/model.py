@@ -5,7 +5,7 @@ and output head. Any class with `TransformerLM`'s seven arguments can stand in f
 """
 
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -176,15 +176,23 @@ class TransformerLM(nn.Module):
     def forward(self, token_ids: Tensor) -> Tensor:
         """[batch, sequence] integers to logits [batch, sequence, vocab_size]."""
         x = self.token_embedding(token_ids)
-        if not self.checkpoint_segment:
-            return self.lm_head(self.final_norm(run_blocks(x, self.blocks)))
-        blocks = list(self.blocks)
-        for start in range(0, len(blocks), self.checkpoint_segment):
-            segment = blocks[start : start + self.checkpoint_segment]
-            # Without random numbers, their state need not be restored for the second run, which a CUDA graph cannot do.
-            draws = any(map(may_draw_random_numbers, segment))
-            x = checkpoint(run_blocks, x, segment, use_reentrant=False, preserve_rng_state=draws)
+        if self.checkpoint_segment:
+            x = run_in_segments(run_blocks, x, list(self.blocks), self.checkpoint_segment)
+        else:
+            x = run_blocks(x, self.blocks)
         return self.lm_head(self.final_norm(x))
+
+
+def run_in_segments(
+    run: Callable[[Tensor, Sequence[nn.Module]], Tensor], x: Tensor, blocks: Sequence[nn.Module], length: int
+) -> Tensor:
+    """Run consecutive blocks on x, each segment of a length under a checkpoint."""
+    for start in range(0, len(blocks), length):
+        segment = blocks[start : start + length]
+        # Without random numbers, their state need not be restored for the second run, which a CUDA graph cannot do.
+        draws = any(map(may_draw_random_numbers, segment))
+        x = checkpoint(run, x, segment, use_reentrant=False, preserve_rng_state=draws)
+    return x
 
 
 def run_blocks(x: Tensor, blocks: Iterable[nn.Module]) -> Tensor:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from cs336_systems.model import (
     RMSNorm,
@@ -13,7 +12,7 @@ from cs336_systems.model import (
     SwiGLU,
     TransformerBlock,
     TransformerLM,
-    may_draw_random_numbers,
+    run_in_segments,
 )
 from cs336_systems.training.dispatch import needs_operators
 from cs336_systems.training.fp8 import Fp8Linear, linear
@@ -158,15 +157,10 @@ class FusedTransformerLM(TransformerLM):
         For a loss that is computed together with the head's matmul, such as a linear cross-entropy.
         """
         x: Tensor = self.token_embedding(token_ids)
-        blocks, segment = list(self.blocks), self.checkpoint_segment
-        if not segment:
-            x, delta = run_fused_blocks(x, blocks)
-            return self._normalize(x, delta)
-        for start in range(0, len(blocks), segment):
-            part = blocks[start : start + segment]
-            draws = any(map(may_draw_random_numbers, part))
-            x = checkpoint(run_segment, x, part, use_reentrant=False, preserve_rng_state=draws)
-        return self._normalize(x, None)
+        if self.checkpoint_segment:
+            x = run_in_segments(run_segment, x, list(self.blocks), self.checkpoint_segment)
+            return self._normalize(x, None)
+        return self._normalize(*run_fused_blocks(x, self.blocks))
 
     def _normalize(self, x: Tensor, delta: Tensor | None) -> Tensor:
         return add_and_normalize(x, delta, self.final_norm)[1]
