@@ -248,24 +248,30 @@ def test_shared_heads_scale_width_of_values_and_the_gradient_of_l(heads, d, d_v,
 
 SEQUENCES = [(1, 1), (64, 64), (193, 193), (1001, 1001), (700, 257), (257, 700)]
 WINDOWS = [0, 1, 63, 64, 129, 300]
+CAPS = [(0.5, -1, BF16), (2.0, 100, BF16), (30.0, -1, FP16)]
+"""Caps that change all scores and few, and a window; the second is combined with sinks."""
+WITH_OPTIONS = [
+    *(
+        (Case((lengths,), d, 4, 2, True, (window, -1), has_sinks=window % 2 == 1), BF16)
+        for lengths, d, window in itertools.product(SEQUENCES, (64, 80, 128), WINDOWS)
+    ),
+    *(
+        (Case(((1001, 700),), d, 4, 2, is_causal, has_sinks=True), FP16)
+        for d, is_causal in itertools.product((40, 64, 96, 128), (True, False))
+    ),
+    *(
+        (Case((lengths,), d, 4, 2, is_causal, (window if is_causal else -1, -1), softcap, softcap == 2.0), dtype)
+        for lengths, d, is_causal, (softcap, window, dtype) in itertools.product(
+            [(193, 193), (1001, 700), (257, 700)], (64, 80, 128), (True, False), CAPS
+        )
+    ),
+]
 
 
 @on_gpu
-@pytest.mark.parametrize("lengths", SEQUENCES, ids=str)
-@pytest.mark.parametrize("d", [64, 80, 128])
-def test_windows_and_sinks(d, lengths):
-    for window in WINDOWS:
-        case = Case((lengths,), d, 4, 2, True, (window, -1), has_sinks=window % 2 == 1)
-        inputs = make_inputs(case, BF16, "cuda")
-        assert not excess(case, inputs, launch_results(launch, case, inputs)), window
-
-
-@on_gpu
-@pytest.mark.parametrize("is_causal", [True, False])
-@pytest.mark.parametrize("d", [40, 64, 96, 128])
-def test_sinks(d, is_causal):
-    case = Case(((1001, 700),), d, 4, 2, is_causal, has_sinks=True)
-    inputs = make_inputs(case, FP16, "cuda")
+@pytest.mark.parametrize(("case", "dtype"), WITH_OPTIONS)
+def test_error_with_options(case, dtype):
+    inputs = make_inputs(case, dtype, "cuda")
     assert not excess(case, inputs, launch_results(launch, case, inputs))
 
 
@@ -279,19 +285,6 @@ def test_options_reach_these_kernels(monkeypatch):
         results(replace(case, is_causal=False), inputs)
     monkeypatch.setattr(triton_launch, "attention_backward", None)
     assert not excess(case, inputs, results(case, inputs))
-
-
-@on_gpu
-@pytest.mark.parametrize("is_causal", [True, False])
-@pytest.mark.parametrize("lengths", [(193, 193), (1001, 700), (257, 700)], ids=str)
-@pytest.mark.parametrize("d", [64, 80, 128])
-def test_softcap(d, lengths, is_causal):
-    """Caps that change all scores and few, alone and with a window and sinks."""
-    for softcap, window, dtype in ((0.5, -1, BF16), (2.0, 100, BF16), (30.0, -1, FP16)):
-        window = (window if is_causal else -1, -1)
-        case = Case((lengths,), d, 4, 2, is_causal, window, softcap, has_sinks=softcap == 2.0)
-        inputs = make_inputs(case, dtype, "cuda")
-        assert not excess(case, inputs, launch_results(launch, case, inputs)), softcap
 
 
 @on_gpu
