@@ -42,6 +42,8 @@ class DataParallel(WrappedModule, ABC):
     process group.
     """
 
+    _buckets: Sequence[Bucket]
+
     def __init__(self, module: nn.Module, *, process_group: dist.ProcessGroup | None = None):
         """Wrap a module on every rank, and broadcast rank 0's parameters and buffers.
 
@@ -69,6 +71,11 @@ class DataParallel(WrappedModule, ABC):
         self._arrived: set[int] = set()  # whose gradients this step's backward pass has computed
         self._all_used = torch.ones(len(trainable), dtype=torch.uint8, device=self._trainable[0].device)
         self._register_hooks()
+
+    @property
+    def messages(self) -> int:
+        """All-reduces of gradients in a step."""
+        return len(self._buckets)
 
     def _register_hooks(self) -> None:
         # Hooks hold no reference to the wrapper: parameter, hook, wrapper and module would be a cycle, which only the
@@ -173,11 +180,6 @@ class FlatDataParallel(DataParallel):
         super().__init__(module, process_group=process_group)
         self._buckets = fill_buckets(self._trainable, math.inf)
 
-    @property
-    def messages(self) -> int:
-        """All-reduces of gradients in a step."""
-        return len(self._buckets)
-
     def _average_gradients(self) -> None:
         for bucket in self._buckets:
             average(bucket.gather(), self.process_group).wait()
@@ -197,11 +199,6 @@ class OverlappedDataParallel(DataParallel):
     def __init__(self, module: nn.Module, *, process_group: dist.ProcessGroup | None = None):
         super().__init__(module, process_group=process_group)
         self._plan([Bucket([parameter]) for parameter in self._trainable])
-
-    @property
-    def messages(self) -> int:
-        """All-reduces of gradients in a step."""
-        return len(self._buckets)
 
     def _plan(self, buckets: Sequence[Bucket]) -> None:
         self._buckets = buckets
