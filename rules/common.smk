@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cs336_systems.config import AUTO, NONE, QUICK, as_in_a_file, set_by
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.fit.planned import told
+from cs336_systems.fit.planned import describe_too_large
 from cs336_systems.handed_over import handed_over
 from cs336_systems.implementations import LOADED, family_of
 from cs336_systems.lifeline import announce_run
@@ -99,7 +99,7 @@ onstart:
             warm = subprocess.Popen([sys.executable, "-m", "cs336_systems.run.warm", os.environ[WARM]])
             atexit.register(lambda: (warm.terminate(), warm.wait()))
         test_together(pending)
-    for sentence in told([cell for job in pending for cell in job.cells], PLAN.machine):
+    for sentence in describe_too_large([cell for job in pending for cell in job.cells], PLAN.machine):
         print(f"Does not fit: {sentence}.", file=sys.stderr)
     PLAN_FILE.write_text(PLAN_JSON, encoding="utf-8")
     others = [job for job in workflow.dag.needrun_jobs(exclude_finished=False) if job.output]

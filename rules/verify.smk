@@ -1,4 +1,4 @@
-"""Verdicts on implementations of one's own: right, or wrong and where.
+"""Verdicts on the user's implementations: right, or wrong and where.
 
 Needs the plan (common.smk); makes results/<machine>/verify.html and verify.csv, by name only, and, for a class, also
 results/<machine>/verify/<student>.html. Nothing is measured.

@@ -36,7 +36,7 @@ def least_memory(settings: Iterable[Setting]) -> int:
     return min(use.total for setting in settings for use in possible_peaks(setting))
 
 
-def told(cells: Any, machine: str) -> Iterator[str]:
+def describe_too_large(cells: Any, machine: str) -> Iterator[str]:
     """A sentence about each cell that cannot fit."""
     for cell in cells:
         if why := too_large(cell, machine):
