@@ -21,8 +21,8 @@ COLUMNS = 3
 def draw(table: DataFrame, all_reduce: DataFrame) -> Figure:
     """One panel per device-bound cell; the line through the all-reduces gives the model's constants."""
     rows = contenders(DataParallelTraining, table)
-    told = preferred_cells(device_bound(rows))
-    cells = [cell for cell in told if select(cell, contender="bucketed")["exposed"].notna().any()]
+    cells_in_order = preferred_cells(device_bound(rows))
+    cells = [cell for cell in cells_in_order if select(cell, contender="bucketed")["exposed"].notna().any()]
     if not cells:
         raise NotDrawn("not measured")
     columns = min(COLUMNS, len(cells))

@@ -16,10 +16,10 @@ def draw(measured: DataFrame) -> Figure:
     """A column of panels per cell, device-bound ones if there are any: above the lead of weights, below the pauses."""
     rows = contenders(FullyShardedTraining, measured)
     rows = rows[rows["forward_length"].notna()]
-    told = device_bound(rows)
+    preferred = device_bound(rows)
     cells = [
-        (cell.iloc[0], {row["title"]: found for _, row in cell.iterrows() if len(found := by_block(measured, row))})
-        for cell in cells_of(told if len(told) else rows)
+        (cell.iloc[0], {row["title"]: blocks for _, row in cell.iterrows() if len(blocks := by_block(measured, row))})
+        for cell in cells_of(preferred if len(preferred) else rows)
     ]
     shown = [(first, lines) for first, lines in cells if lines][:MOST]
     if not shown:
@@ -28,14 +28,14 @@ def draw(measured: DataFrame) -> Figure:
     above, below = panels[: len(shown)], panels[len(shown) :]
     titles = list(dict.fromkeys(title for _, lines in shown for title in lines))
     for lead, wait, (first, lines) in zip(above, below, shown, strict=True):
-        for title, found in lines.items():
+        for title, blocks in lines.items():
             look = look_of_line(titles.index(title)) | {"markersize": 2.5}
-            lead.plot(found.index, found["lead"], label=title, **look)
-            wait.plot(found.index, found["pause"], label=title, **look)
+            lead.plot(blocks.index, blocks["lead"], label=title, **look)
+            wait.plot(blocks.index, blocks["pause"], label=title, **look)
         lead.axhline(0, color="black", linewidth=0.8)
         lead.set_title(marked(first), fontsize=8.5)
         lead.set_yscale("symlog", linthresh=1)
-        lead.set_ylim(top=2 * max(1.0, *(found["lead"].max() for found in lines.values())))
+        lead.set_ylim(top=2 * max(1.0, *(blocks["lead"].max() for blocks in lines.values())))
         lead.yaxis.set_major_formatter("{x:g}")
         lead.tick_params(labelbottom=False)
         wait.set_ylim(bottom=0)

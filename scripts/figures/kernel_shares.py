@@ -16,21 +16,21 @@ def draw(table: DataFrame) -> Figure:
     """Stacked shares, one panel per precision; left of each size inference, right the training step."""
     data = select(table, compiled=False, attention="plain")
     data = select(data, context=reference_context(data))
-    found = kernels(data)
-    if not len(found):
+    launched = kernels(data)
+    if not len(launched):
         raise NotDrawn("no kernel was profiled")
-    sizes = size_order(found)
-    shown = [name for name in CATEGORIES if name in set(found["category"])]
+    sizes = size_order(launched)
+    shown = [name for name in CATEGORIES if name in set(launched["category"])]
     looks = {name: look_of_bar(name, index) for index, name in enumerate(shown)}
-    precisions = [name for name in PRECISIONS if name in set(found["precision"])]
+    precisions = [name for name in PRECISIONS if name in set(launched["precision"])]
     figure, panels = subplots(len(precisions), height=3.0)
     for axes, precision in zip(panels, precisions, strict=True):
         for position, size in enumerate(sizes):
             for side, mode in zip((-APART, APART), MODES_PROFILED, strict=True):
-                share = shares(select(found, size=size, precision=precision, mode=mode))
+                share = shares(select(launched, size=size, precision=precision, mode=mode))
                 parts = {category: 100 * share[category] for category in shown} if share else {}
                 stacked_bar(axes, position + side, BAR, parts, looks, text=mode[0].upper() if share else "n/m")
-        axes.set_xticks(range(len(sizes)), [label_of(found, size) for size in sizes], fontsize=7.5)
+        axes.set_xticks(range(len(sizes)), [label_of(launched, size) for size in sizes], fontsize=7.5)
         axes.set(
             title=f"{precision}, context {data['context'].iloc[0]}",
             xlabel="model size (I: inference, T: training step)",

@@ -32,17 +32,17 @@ LANE = 0.8
 
 def draw(trace: str) -> Figure:
     """Two panels, the whole step and the part around the loss; a lane for each host thread and kind of kernel."""
-    found = read(trace)
-    begin = found.stages[0].start
-    end = max([found.stages[-1].end, *(kernel.end for kernel in found.kernels)])
-    lanes = lanes_of(found)
+    step = read(trace)
+    begin = step.stages[0].start
+    end = max([step.stages[-1].end, *(kernel.end for kernel in step.kernels)])
+    lanes = lanes_of(step)
     figure, panels = subplots(rows=2, height=1.2 + 0.19 * 2 * len(lanes))
-    around = next((stage for stage in found.stages if stage.name == "loss"), None)
+    around = next((stage for stage in step.stages if stage.name == "loss"), None)
     middle = (around.start + around.end) / 2 if around else (begin + end) / 2
     half = ZOOM * (end - begin) + ((around.end - around.start) / 2 if around else 0)
     windows = [(begin, end), (max(begin, middle - half), min(end, middle + half))]
     for axes, window in zip(panels, windows, strict=True):
-        draw_window(axes, found, lanes, window, begin)
+        draw_window(axes, step, lanes, window, begin)
     panels[0].set_title("the whole step")
     panels[1].set(title="around the loss" if around else "in the middle", xlabel="ms since the step began")
     return figure

@@ -49,15 +49,15 @@ def draw_roof(axes: Axes, gpu: Gpu, precision: str) -> None:
 
 def draw_kernels(axes: Axes, cell: DataFrame) -> None:
     """One mark for each kind of kernel of a cell."""
-    for found in block_kernels(cell):
+    for group in block_kernels(cell):
         axes.plot(
-            found.work.intensity,
-            found.flops / 1e12,
+            group.work.intensity,
+            group.flops / 1e12,
             linestyle="",
-            marker=MARKERS[found.kind],
-            markersize=9 if found.kind == FLASH else 6,
-            color=COLOURS[list(MARKERS).index(found.kind) % len(COLOURS)],
-            label=found.kind,
+            marker=MARKERS[group.kind],
+            markersize=9 if group.kind == FLASH else 6,
+            color=COLOURS[list(MARKERS).index(group.kind) % len(COLOURS)],
+            label=group.kind,
         )
     log_scale(axes.xaxis)
     log_scale(axes.yaxis)

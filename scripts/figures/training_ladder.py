@@ -17,11 +17,11 @@ ROOM = 1.35
 
 def draw(data: DataFrame) -> Figure:
     """A panel for the smallest model, and one for the largest."""
-    found = ends(rung_table(data))
-    if not found:
+    shown = ends(rung_table(data))
+    if not shown:
         raise NotDrawn("not measured")
-    figure, panels = subplots(len(found), height=3.3, sharey=False)
-    for axes, ladder in zip(panels, found, strict=True):
+    figure, panels = subplots(len(shown), height=3.3, sharey=False)
+    for axes, ladder in zip(panels, shown, strict=True):
         draw_ladder(axes, ladder)
         draw_parts(axes, one(floor_table(data), **dict(ladder.iloc[0][SHAPE])), len(ladder))
         axes.invert_yaxis()

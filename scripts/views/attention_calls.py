@@ -57,11 +57,11 @@ def with_kernels_for_hopper(table: DataFrame) -> DataFrame:
     Also with `told`, whether its kernels were recorded.
     """
     columns = parameters(Flash)
-    told = table[table["metric"] == "launches"]
-    launched = told[told["kernels"].str.contains(rf"\b{HOPPER_KERNEL}\b")]
+    recorded = table[table["metric"] == "launches"]
+    launched = recorded[recorded["kernels"].str.contains(rf"\b{HOPPER_KERNEL}\b")]
     cells = MultiIndex.from_frame(table[columns])
-    found = {"for_hopper": launched, "told": told}
-    return table.assign(**{name: cells.isin(MultiIndex.from_frame(rows[columns])) for name, rows in found.items()})
+    marks = {"for_hopper": launched, "told": recorded}
+    return table.assign(**{name: cells.isin(MultiIndex.from_frame(rows[columns])) for name, rows in marks.items()})
 
 
 def kind_of_call(table: DataFrame) -> Series:

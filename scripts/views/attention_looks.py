@@ -22,15 +22,15 @@ def looks(table: DataFrame) -> dict[str, dict[str, Any]]:
     """
     thin = {contender.name for contender in Flash.contenders if not contender.emphasized}
     places = {contender.name: place for place, contender in enumerate(FIRST)}
-    found = {}
+    chosen = {}
     for name, title in titles(table).items():
         place = places.setdefault(name, len(places))
         turn = place + SHIFT * (place // len(COLOURS))
-        found[name] = {
+        chosen[name] = {
             "label": title,
             "color": COLOURS[place % len(COLOURS)],
             "marker": MARKERS[turn % len(MARKERS)],
             "linestyle": LINES[turn % len(LINES)],
             "linewidth": THIN if name in thin else THICK,
         }
-    return found
+    return chosen

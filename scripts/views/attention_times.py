@@ -68,16 +68,16 @@ def duels(cells: DataFrame, ours: str) -> DataFrame:
     """
     known = cells[~cells["host_bound"]]
     mine = {tuple(row[SHAPE]): row for _, row in known[known["implementation"] == ours].iterrows()}
-    found = []
+    pairs = []
     for _, other in known[known["implementation"] != ours].iterrows():
         own = mine.get(tuple(other[SHAPE]))
         if own is not None:
-            told = against(own, other)
+            speed = against(own, other)
             called = not (own["waits"] or other["waits"])
             passes = {name: other[name] / own[name] if called else nan for name in ("forward", "backward")}
-            verdict = {"ratio": told.ratio, "faster": told.faster, "speed": told}
-            found.append({**other[[*SHAPE, "many", PARAMETER]], **passes, **verdict})
-    return DataFrame(found, columns=[*SHAPE, "many", PARAMETER, "forward", "backward", "ratio", "faster", "speed"])
+            verdict = {"ratio": speed.ratio, "faster": speed.faster, "speed": speed}
+            pairs.append({**other[[*SHAPE, "many", PARAMETER]], **passes, **verdict})
+    return DataFrame(pairs, columns=[*SHAPE, "many", PARAMETER, "forward", "backward", "ratio", "faster", "speed"])
 
 
 @dataclass(frozen=True)

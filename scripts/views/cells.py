@@ -45,8 +45,8 @@ def wide(
         statistic: the statistic of the metrics.
     """
     rows = table[table["metric"].isin([*metrics, main]) & (table["status"] == "ok") & table[statistic].notna()]
-    found = rows.pivot(index=keys, columns="metric", values=statistic).reindex(columns=metrics)
-    return found.join(select(rows, metric=main).set_index(keys)[others], how="inner")
+    statistics = rows.pivot(index=keys, columns="metric", values=statistic).reindex(columns=metrics)
+    return statistics.join(select(rows, metric=main).set_index(keys)[others], how="inner")
 
 
 def in_words(kind: type[Experiment], values: Any) -> str:

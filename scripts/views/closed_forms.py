@@ -66,7 +66,7 @@ def held_by_training(row: Series) -> dict[str, int]:
 
 def saved_by(row: Series) -> dict[tuple[str, ...], list[Saved]]:
     """The tensors that a block saves, by the columns that distinguish the rows of `block_memory`."""
-    found: dict[tuple[str, ...], list[Saved]] = {}
+    tensors: dict[tuple[str, ...], list[Saved]] = {}
     for tensor in block_of(row).saved():
-        found.setdefault((tensor.range, tensor.operator, tensor.tensor), []).append(tensor)
-    return found
+        tensors.setdefault((tensor.range, tensor.operator, tensor.tensor), []).append(tensor)
+    return tensors

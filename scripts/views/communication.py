@@ -77,9 +77,9 @@ def all_reduce_table(table: DataFrame) -> DataFrame:
 
 def lines(cells: DataFrame) -> dict[tuple[str, int], Line]:
     """The line through the medians of each backend and number of processes in `all_reduce_table`."""
-    found = {}
+    fitted = {}
     for backend, processes in cells[["backend", "processes"]].drop_duplicates().itertuples(index=False):
         rows = select(cells, backend=backend, processes=processes)
         if line := fit_line(list(rows["size"]), list(rows["median"] / 1e3)):
-            found[str(backend), int(processes)] = line
-    return found
+            fitted[str(backend), int(processes)] = line
+    return fitted

@@ -205,8 +205,8 @@ def steady(baseline: Series) -> bool:
 
 def fastest(rows: DataFrame, names: Sequence[str]) -> Series | None:
     """The contender with the shortest median step, or None if none of them was measured."""
-    found = rows[rows["contender"].isin(names)]
-    return None if not len(found) else found.sort_values("median", kind="stable").iloc[0]
+    measured = rows[rows["contender"].isin(names)]
+    return None if not len(measured) else measured.sort_values("median", kind="stable").iloc[0]
 
 
 def names_in(rows: DataFrame, family: str) -> list[str]:
@@ -294,12 +294,12 @@ def series(kind: Kind, table: DataFrame, row: Series, metric: str, of: str = "")
     """The samples of a contender's metric, in order, or of one kind of operation; none if it was not measured."""
     details = {"wrapper": row["contender"], "contender": row["contender"], "bucket_mb": row["bucket_mb"], "kind": of}
     wanted = {name: row[name] for name in parameters(kind)} | {name: details.get(name, "") for name in kind.details}
-    found = one(table, metric=metric, status="ok", **wanted)
-    return [] if found is None else parse_samples(found["samples"]) or [float(found["mean"])]
+    row_of_metric = one(table, metric=metric, status="ok", **wanted)
+    return [] if row_of_metric is None else parse_samples(row_of_metric["samples"]) or [float(row_of_metric["mean"])]
 
 
 def timeline(kind: Kind, table: DataFrame, row: Series) -> dict[str, list[float]]:
     """The share of each part of a contender's profiled step in which operations of each kind ran."""
     kinds = kind.vocabulary["kind"]
-    found = {of: series(kind, table, row, "timeline", of) for of in kinds}
-    return {of: shares for of, shares in found.items() if shares}
+    shares_by_kind = {of: series(kind, table, row, "timeline", of) for of in kinds}
+    return {of: shares for of, shares in shares_by_kind.items() if shares}

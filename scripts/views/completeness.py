@@ -75,8 +75,8 @@ def contenders_of(table: DataFrame) -> list[str]:
 
 def joined(table: DataFrame, columns: Sequence[str]) -> list[str]:
     """The texts of the existing columns, row by row."""
-    found = table[[name for name in columns if name in table]]
-    return [" ".join(filter(None, row)) for row in found.itertuples(index=False, name=None)] or [""] * len(table)
+    texts = table[[name for name in columns if name in table]]
+    return [" ".join(filter(None, row)) for row in texts.itertuples(index=False, name=None)] or [""] * len(table)
 
 
 def metrics_of(table: DataFrame) -> Sequence[str]:

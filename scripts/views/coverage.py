@@ -78,8 +78,8 @@ def losses(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
             missing = sum(dataclasses.astuple(cell) not in measured for cell in job.cells)
             lost += [(experiment, WHOLE_CELL, NOT_RUN, why, why)] * missing
     alike = ["experiment", "metric", "status", "not run"]
-    found = DataFrame(lost, columns=[*alike[:3], "reason", "not run"]).groupby(alike, sort=False)["reason"]
-    return found.agg(cells="size", reason="first").reset_index().drop(columns="not run")
+    grouped = DataFrame(lost, columns=[*alike[:3], "reason", "not run"]).groupby(alike, sort=False)["reason"]
+    return grouped.agg(cells="size", reason="first").reset_index().drop(columns="not run")
 
 
 def reasons(plan: Plan) -> Callable[[Job], str]:
@@ -92,9 +92,9 @@ def reasons(plan: Plan) -> Callable[[Job], str]:
 def with_reasons(plan: Plan, tables: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
     """The tables by experiment; an empty table stores the reason, for `not_measured`."""
     why_not_run = reasons(plan)
-    found = dict(tables)
+    annotated = dict(tables)
     for name, table in tables.items():
         if not len(table):
-            found[name] = table.copy()
-            found[name].attrs[NOT_RUN] = next(map(why_not_run, plan.jobs[name].values()), NOT_RUN)
-    return found
+            annotated[name] = table.copy()
+            annotated[name].attrs[NOT_RUN] = next(map(why_not_run, plan.jobs[name].values()), NOT_RUN)
+    return annotated

@@ -41,8 +41,8 @@ def by_block(table: DataFrame, row: Series) -> DataFrame:
     each = max(1, (len(units) - 2) // layers)
     blocks = [0 if place == 0 else min(1 + (place - 1) // each, layers + 1) for place in range(len(units))]
     lead = units["needed"] - units["gather_ends"]
-    found = DataFrame({"lead": lead, "late": (-lead).clip(lower=0), "pause": units["begins"] - units["needed"]})
-    return found.groupby(blocks).agg({"lead": "min", "late": "sum", "pause": "sum"})
+    times = DataFrame({"lead": lead, "late": (-lead).clip(lower=0), "pause": units["begins"] - units["needed"]})
+    return times.groupby(blocks).agg({"lead": "min", "late": "sum", "pause": "sum"})
 
 
 def sharded(row: Series) -> FullySharded:

@@ -46,8 +46,8 @@ def readable(kernel: str) -> str:
     'vectorized_elementwise: bfloat16_copy'
     """
     for pattern, shown in LONG_NAMES.items():
-        if found := re.fullmatch(pattern, kernel):
-            return found.expand(shown)
+        if match := re.fullmatch(pattern, kernel):
+            return match.expand(shown)
     return kernel
 
 
@@ -65,12 +65,12 @@ def profiled_closely(table: DataFrame) -> DataFrame:
     It is the largest size whose training step was profiled in every precision, or the largest of all.
     """
     plain = select(table, compiled=False, attention="plain")
-    found = kernels(plain)
-    found = select(found, context=reference_context(found))
-    sizes, precisions = size_order(found), found["precision"].nunique()
-    trained = select(found, mode="train_step").groupby("size")["precision"].nunique()
+    launched = kernels(plain)
+    launched = select(launched, context=reference_context(launched))
+    sizes, precisions = size_order(launched), launched["precision"].nunique()
+    trained = select(launched, mode="train_step").groupby("size")["precision"].nunique()
     complete = [size for size in sizes if trained.get(size) == precisions]
-    return select(plain, context=reference_context(found), size=(complete or sizes or [""])[-1])
+    return select(plain, context=reference_context(launched), size=(complete or sizes or [""])[-1])
 
 
 def products(rows: DataFrame) -> DataFrame:

@@ -41,8 +41,8 @@ def shown_category(category: str) -> str:
 
 def parts(cell: DataFrame) -> dict[str, float]:
     """The uses of a cell's memory at the peak: GiB by category of the figures."""
-    found = select(cell, metric="at_peak")
-    sums = (found["mean"] / GIB).groupby(found["category"].map(shown_category)).sum()
+    rows = select(cell, metric="at_peak")
+    sums = (rows["mean"] / GIB).groupby(rows["category"].map(shown_category)).sum()
     return {name: float(sums.get(name, 0.0)) for name in SHOWN}
 
 

@@ -49,9 +49,9 @@ def memory(table: DataFrame) -> DataFrame:
     largest = ranks.sort_values("total", ascending=False, kind="stable").groupby(keys, sort=False).head(1)
     every = ranks.groupby(keys)
     state = every["optimizer_state"]
-    found = largest.droplevel("rank").assign(peak=every["peak"].max())
-    found = found.assign(least_state=state.min(), most_state=state.max(), whole_state=state.sum()).reset_index()
-    return described(OptimizerSharding, found)
+    fullest = largest.droplevel("rank").assign(peak=every["peak"].max())
+    fullest = fullest.assign(least_state=state.min(), most_state=state.max(), whole_state=state.sum()).reset_index()
+    return described(OptimizerSharding, fullest)
 
 
 def predicted(row: Series) -> dict[str, float]:

@@ -75,5 +75,5 @@ def block_kernels(cell: DataFrame) -> list[Kernels]:
 
 def fused_cell(table: DataFrame) -> DataFrame:
     """The largest profiled forward pass with this project's attention; no rows if none was profiled."""
-    found = select(kernels(table, FORWARD), attention="flash", compiled=False, mode="inference")
-    return table.loc[found.index[found["context"] == found["context"].max()]]
+    launched = select(kernels(table, FORWARD), attention="flash", compiled=False, mode="inference")
+    return table.loc[launched.index[launched["context"] == launched["context"].max()]]

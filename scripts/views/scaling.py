@@ -31,15 +31,15 @@ def scaling(tables: Mapping[str, DataFrame]) -> DataFrame:
     nothing; `step`, ms. For data-parallel wrappers with several settings, only the fastest.
     """
     wrappers, sharded = (contenders(kind, tables[kind.name]) for kind in (DataParallelTraining, FullyShardedTraining))
-    found = []
+    rows = []
     for cell in cells_of(device_bound(wrappers)):
         names = {**{title: [name] for name, title in OURS.items()}, PYTORCHS: PYTORCH}
         names |= {name: [name] for name in names_in(cell, OWN)}
-        found += rows_of(DataParallelTraining, cell, {title: fastest(cell, each) for title, each in names.items()})
+        rows += rows_of(DataParallelTraining, cell, {title: fastest(cell, each) for title, each in names.items()})
     for cell in cells_of(device_bound(sharded)):
         named = {row["title"]: row for _, row in cell.iterrows() if row["contender"] != BASELINE}
-        found += rows_of(FullyShardedTraining, cell, named)
-    return DataFrame(found, columns=COLUMNS).rename(columns={"median": "step"})
+        rows += rows_of(FullyShardedTraining, cell, named)
+    return DataFrame(rows, columns=COLUMNS).rename(columns={"median": "step"})
 
 
 def rows_of(kind: Kind, cell: DataFrame, named: Mapping[str, Series | None]) -> list[dict[str, object]]:

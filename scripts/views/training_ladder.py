@@ -135,10 +135,10 @@ def worth_doing(table: DataFrame, ladder: DataFrame) -> DataFrame:
     Fused passes replace the compiler: only the one of the two that saves more is included.
     """
     gains = gain_table(table, ladder)
-    found = gains[gains["told"].astype(bool) & (gains["gain"] > WORTH * fastest(ladder)["step"])]
-    found = found.sort_values("gain", ascending=False)
-    same = found["rung"].replace("fused", "compiled").duplicated()
-    return found[~same]
+    worthwhile = gains[gains["told"].astype(bool) & (gains["gain"] > WORTH * fastest(ladder)["step"])]
+    worthwhile = worthwhile.sort_values("gain", ascending=False)
+    same = worthwhile["rung"].replace("fused", "compiled").duplicated()
+    return worthwhile[~same]
 
 
 def expected_gain(before: Series, row: Series, rates: Rates | None) -> float:
@@ -214,10 +214,10 @@ def losses(table: DataFrame) -> DataFrame:
     """
     rows = rows_of(table, "training", ["rung"])
     names = {"loss_after": "loss", "gradient_error": "error", "identical": "identical"}
-    found = (
+    trained = (
         wide(rows, ["rung"], list(names), "loss_after", ["std", "n"], statistic="mean")
         .rename(columns=names)
         .reset_index()
     )
-    found["title"] = [RUNGS[name].title for name in found["rung"]]
-    return found.loc[found["rung"].map(list(RUNGS).index).sort_values().index]
+    trained["title"] = [RUNGS[name].title for name in trained["rung"]]
+    return trained.loc[trained["rung"].map(list(RUNGS).index).sort_values().index]

@@ -50,18 +50,18 @@ def predictions(tables: Mapping[str, DataFrame], known: Recorded | None = None) 
     if the GPU has no listed rates.
     """
     known = known or recorded()
-    found = measured_steps(tables)
-    found["memory_predicted"] = [
+    steps = measured_steps(tables)
+    steps["memory_predicted"] = [
         min((use.total / MIB for use in possible_peaks(setting)), key=lambda peak: abs(peak - measured))
-        for setting, measured in zip(found["setting"], found["memory"], strict=True)
+        for setting, measured in zip(steps["setting"], steps["memory"], strict=True)
     ]
-    found["time_predicted"] = [
+    steps["time_predicted"] = [
         nan if (rates := rates_of(gpu)) is None else 1e3 * step_seconds(setting, rates, known.weights)
-        for setting, gpu in zip(found["setting"], found["gpu"], strict=True)
+        for setting, gpu in zip(steps["setting"], steps["gpu"], strict=True)
     ]
     for what in ("memory", "time"):
-        found[f"{what}_error"] = found[f"{what}_predicted"].astype(float) / found[what].astype(float) - 1
-    return found
+        steps[f"{what}_error"] = steps[f"{what}_predicted"].astype(float) / steps[what].astype(float) - 1
+    return steps
 
 
 def measured_steps(tables: Mapping[str, DataFrame]) -> DataFrame:
@@ -73,20 +73,20 @@ def measured_steps(tables: Mapping[str, DataFrame]) -> DataFrame:
     """
     rows = [row for name in PREDICTED for row in _steps(name, tables[name])]
     columns = ["experiment", "label", "cell", "gpu", "gpu_memory", "setting", "memory", "time", "device_bound"]
-    found = DataFrame(rows, columns=[*columns, "share", "group"])
-    found["kind"] = [kind(setting) for setting in found["setting"]]
+    steps = DataFrame(rows, columns=[*columns, "share", "group"])
+    steps["kind"] = [kind(setting) for setting in steps["setting"]]
     # With several ranks, the device also waits for other ranks, so the median of the cell's contenders decides.
-    several = found["share"].notna()
-    busy = found["share"].astype(float)
-    bound = ~(host_bound(1.0, busy.groupby(found["group"]).transform("median")) | host_bound(1.0, busy))
-    found["device_bound"] = found["device_bound"].where(~several, bound).astype(bool)
-    found.loc[several & ~found["device_bound"], "time"] = nan
-    return found
+    several = steps["share"].notna()
+    busy = steps["share"].astype(float)
+    bound = ~(host_bound(1.0, busy.groupby(steps["group"]).transform("median")) | host_bound(1.0, busy))
+    steps["device_bound"] = steps["device_bound"].where(~several, bound).astype(bool)
+    steps.loc[several & ~steps["device_bound"], "time"] = nan
+    return steps
 
 
-def judged(found: DataFrame, what: str) -> DataFrame:
+def judged(steps: DataFrame, what: str) -> DataFrame:
     """The predictions whose error counts: all for `memory`, those of device-bound steps for `time`."""
-    rows = found.dropna(subset=[f"{what}_error"])
+    rows = steps.dropna(subset=[f"{what}_error"])
     return rows if what == "memory" else rows[rows["device_bound"]]
 
 
