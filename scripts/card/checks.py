@@ -8,7 +8,7 @@ from pandas import DataFrame
 from cs336_systems.measure.gpus import gpu_of
 from scripts.card.expected import sheet_peak
 from scripts.card.lines import facts_of, lines_of
-from scripts.checks import Case, Check, Evidence, check
+from scripts.checks import Case, Cases, Check, check
 from scripts.checks.data_sheet import card_has_its_memory
 
 Cards = Mapping[str, Sequence[Any]]
@@ -22,12 +22,12 @@ def possible(cards: Cards) -> list[Check]:
 
 
 @check("{n} rates; the closest reaches {most:.0%}")
-def rates_are_below_the_peak(cards: Cards) -> Evidence:
+def rates_are_below_the_peak(cards: Cards) -> Cases:
     """No rate of a card is above its data sheet's peak."""
     for name, rows in cards.items():
         sheet, facts = gpu_of(rows[0].gpu), facts_of(rows)
         for line in lines_of(rows):
             if sheet and line.value and (peak := sheet_peak(sheet, line, facts)):
-                complaint = f"{line.value:.0f} of {peak:.0f} {line.unit}"
+                detail = f"{line.value:.0f} of {peak:.0f} {line.unit}"
                 where = f"{name}: {line.instrument}, {line.work}"
-                yield Case(where, line.value > peak, complaint, line.value / peak)
+                yield Case(where, line.value > peak, detail, line.value / peak)

@@ -58,13 +58,13 @@ class Case(NamedTuple):
     """The case; its text names it in a message."""
     wrong: bool = False
     """Whether the check fails because of it."""
-    complaint: str = ""
+    detail: str = ""
     """The message if it fails, which follows these words."""
     figure: float | None = None
     """A number; the check's summary gives the extremes."""
 
 
-Evidence = Iterator[Case]
+Cases = Iterator[Case]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Check:
     """The figures behind the outcome."""
 
 
-def check(summary: str, otherwise: str | None = None) -> Callable[[Callable[P, Evidence]], Callable[P, Check]]:
+def check(summary: str, otherwise: str | None = None) -> Callable[[Callable[P, Cases]], Callable[P, Check]]:
     """Turn a generator of cases into a check. It fails if a case fails, and does not apply if there is no case.
 
     The first paragraph of its docstring is the sentence that must hold. Constants of its module are inserted into both;
@@ -90,7 +90,7 @@ def check(summary: str, otherwise: str | None = None) -> Callable[[Callable[P, E
         otherwise: why there is no case; by default, the summary for no cases.
     """
 
-    def decorate(examine: Callable[P, Evidence]) -> Callable[P, Check]:
+    def decorate(examine: Callable[P, Cases]) -> Callable[P, Check]:
         paragraph, _, _ = (getdoc(examine) or "").partition("\n\n")
         sentence = " ".join(paragraph.split()).removesuffix(".")
         if not sentence[1].isupper():  # TF32
@@ -112,9 +112,9 @@ def conclude(
     sentence: str, cases: list[Case], summary: str, otherwise: str | None = None, constants: Mapping[str, Any] = {}
 ) -> Check:
     """Return the outcome of a check from its cases; `summary` and `otherwise` are as in `check`."""
-    if complaints := [f"{case.where}: {case.complaint}" for case in cases if case.wrong]:
-        more = f" (and {len(complaints) - 3} more)" if len(complaints) > 3 else ""
-        return Check(sentence, "failed", "; ".join(complaints[:3]) + more)
+    if errors := [f"{case.where}: {case.detail}" for case in cases if case.wrong]:
+        more = f" (and {len(errors) - 3} more)" if len(errors) > 3 else ""
+        return Check(sentence, "failed", "; ".join(errors[:3]) + more)
     known = [case.figure for case in cases if case.figure is not None and not math.isnan(case.figure)]
     extremes = {"least": min(known, default=0.0), "most": max(known, default=0.0), "total": sum(known)}
     detail = summary if cases or otherwise is None else otherwise

@@ -7,7 +7,7 @@ from pandas import DataFrame, Series, isna
 from cs336_systems.compare.speed import host_bound, needed_ms
 from cs336_systems.experiments.flash import Flash, contender_of
 from cs336_systems.record.rows import parameters
-from scripts.checks import TOLERANCE, Case, Evidence, check, name_row
+from scripts.checks import TOLERANCE, Case, Cases, check, name_row
 from scripts.views.attention_calls import PASSES
 from scripts.views.attention_times import timed_calls, with_host
 from scripts.views.data import measured_gpu, select
@@ -36,7 +36,7 @@ def device_bound_rows(table: DataFrame) -> DataFrame:
 
 
 @check("{n} cells, of which {total:.0f} are host-bound", NOT_APPLICABLE)
-def phases_add_up(cells: DataFrame) -> Evidence:
+def phases_add_up(cells: DataFrame) -> Cases:
     """Attention's forward + backward, timed separately, agree with both in one call within {TOLERANCE[GPU]:.0%}; in
     short calls they differ by no more than the call's host cost explains.
 
@@ -44,13 +44,13 @@ def phases_add_up(cells: DataFrame) -> Evidence:
     """
     for _, row in cells.iterrows():
         parts, whole = row["forward"] + row["backward"], row["forward_backward"]
-        found = f"{parts:.3f} ms, in one call {whole:.3f} ms"
+        detail = f"{parts:.3f} ms, in one call {whole:.3f} ms"
         host = float(not row["device_bound"] and waits(row))
-        yield Case(name_row(Flash.name, row), not adds_up(row), found, host)
+        yield Case(name_row(Flash.name, row), not adds_up(row), detail, host)
 
 
 @check("{n} cells", "seen on GPUs only")
-def kernels_are_its_own(flash: DataFrame) -> Evidence:
+def kernels_are_its_own(flash: DataFrame) -> Cases:
     """Each attention implementation launched one of its own kernels."""
     for _, row in select(flash, metric="launches").iterrows():
         wrong = contender_of(row["implementation"]).kernel not in row["kernels"].lower()

@@ -4,7 +4,7 @@ import numpy
 from pandas import DataFrame
 
 from cs336_systems.experiments.flash import contender_of
-from scripts.checks import Case, Evidence, check, name_row
+from scripts.checks import Case, Cases, check, name_row
 from scripts.views.attention_calls import OURS, with_kernels_for_hopper, without_own
 from scripts.views.data import select
 
@@ -15,7 +15,7 @@ ON_GPUS = "memory is counted on GPUs only"
 
 
 @check("{n} cells within {PEAK_TOLERANCE:.0%}; largest difference {most:.1%}", ON_GPUS)
-def peaks_are_polynomials(attention: DataFrame, flash: DataFrame) -> Evidence:
+def peaks_are_polynomials(attention: DataFrame, flash: DataFrame) -> Cases:
     """An attention implementation's peak memory is one polynomial of length and head dimension.
 
     Its terms are constant, sequence, sequence · d and sequence². Its coefficients are fitted; with more cells than
@@ -34,8 +34,8 @@ def peaks_are_polynomials(attention: DataFrame, flash: DataFrame) -> Evidence:
     for name, group in groups:
         if len(group) > TERMS:
             for (_, row), error in zip(group.iterrows(), numpy.abs(relative_residuals(group)), strict=True):
-                found = f"{row['mean']:.2f} MiB, {error:.0%} off the others"
-                yield Case(name_row(name, row), error > PEAK_TOLERANCE, found, float(error))
+                detail = f"{row['mean']:.2f} MiB, {error:.0%} off the others"
+                yield Case(name_row(name, row), error > PEAK_TOLERANCE, detail, float(error))
 
 
 def relative_residuals(rows: DataFrame) -> numpy.ndarray:

@@ -6,7 +6,7 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.measurement import WHOLE_CELL
-from scripts.checks import Case, Evidence, check, name_row
+from scripts.checks import Case, Cases, check, name_row
 from scripts.views.cells import in_words
 from scripts.views.completeness import kinds_of, missing_metrics
 
@@ -15,7 +15,7 @@ DIFFER = ("flash_ablation", "data_parallel", "optimizer_sharding", "fsdp", "trai
 
 
 @check("{n} experiments")
-def cells_are_complete(tables: Mapping[str, DataFrame]) -> Evidence:
+def cells_are_complete(tables: Mapping[str, DataFrame]) -> Cases:
     """All cells of a kind that the same code measured have the same metrics."""
     for name, table in tables.items():
         if len(table):
@@ -25,7 +25,7 @@ def cells_are_complete(tables: Mapping[str, DataFrame]) -> Evidence:
 
 
 @check("{n} metrics lost in all cells", "no metric was lost")
-def metrics_are_lost_in_all_cells(tables: Mapping[str, DataFrame]) -> Evidence:
+def metrics_are_lost_in_all_cells(tables: Mapping[str, DataFrame]) -> Cases:
     """No metric is missing that another cell of its kind has.
 
     A single metric is missing because the machine lacks something, in all cells of a kind, or because a contender that
@@ -33,10 +33,10 @@ def metrics_are_lost_in_all_cells(tables: Mapping[str, DataFrame]) -> Evidence:
     """
     for name, table in tables.items():
         rows = table[table["metric"] != WHOLE_CELL]
-        found = set() if name in DIFFER else set(metrics_of_kinds(name, rows[rows["status"] == "ok"]))
+        measured = set() if name in DIFFER else set(metrics_of_kinds(name, rows[rows["status"] == "ok"]))
         lost = rows[rows["status"] != "ok"]
         for (_, row), metric in zip(lost.iterrows(), metrics_of_kinds(name, lost), strict=True):
-            wrong = row["status"] not in ("skipped", "oom") or metric in found
+            wrong = row["status"] not in ("skipped", "oom") or metric in measured
             yield Case(name_row(name, row), wrong, f"{row['metric']} {row['status']}")
 
 

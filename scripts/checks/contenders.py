@@ -11,7 +11,7 @@ from cs336_systems.experiments.contender import Declared
 from cs336_systems.implementations import own_implementations
 from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import size_name
-from scripts.checks import Case, Evidence, check
+from scripts.checks import Case, Cases, check
 from scripts.views.comparison import KINDS, Kind
 from scripts.views.completeness import contenders_of
 from scripts.views.data import select
@@ -54,11 +54,11 @@ class Contender:
 
     def by_kind(self, metric: str) -> Series:
         """Its numbers of a metric, by kind."""
-        found = self.rows[(self.rows["metric"] == metric) & (self.rows["kind"] != "")]
-        return found.set_index("kind")["mean"]
+        numbers = self.rows[(self.rows["metric"] == metric) & (self.rows["kind"] != "")]
+        return numbers.set_index("kind")["mean"]
 
 
-def found(tables: Mapping[str, DataFrame]) -> list[Contender]:
+def measured(tables: Mapping[str, DataFrame]) -> list[Contender]:
     """Every contender that was measured with this project's model, of any experiment."""
     return [contender for kind in KINDS.values() for contender in contenders(kind, tables[kind.name])]
 
@@ -75,24 +75,24 @@ def contenders(kind: Kind, table: DataFrame) -> list[Contender]:
 
 
 @check("{n} contenders")
-def all_do_what_they_declare(found: list[Contender]) -> Evidence:
+def all_do_what_they_declare(measured: list[Contender]) -> Cases:
     """Each contender communicates and copies what it declares, by number and bytes, and trains on its whole batch.
 
     Contenders named in the configuration have no declaration, and earlier code did not count everything.
     """
-    alone = written_alone(found)
-    for contender in found:
+    alone = written_alone(measured)
+    for contender in measured:
         why = list(departures(contender, alone.get(cell_of(contender))))
         yield Case(contender, bool(why), ", ".join(why))
 
 
-def written_alone(found: list[Contender]) -> dict[tuple[Any, ...], float]:
+def written_alone(measured: list[Contender]) -> dict[tuple[Any, ...], float]:
     """The bytes that a single rank writes in each cell: its baseline's without the declared copies.
 
     The baseline communicates nothing, or else it is the cell's first contender.
     """
     alone: dict[tuple[Any, ...], float] = {}
-    declared = [(each, each.declared) for each in found if each.declared]
+    declared = [(each, each.declared) for each in measured if each.declared]
     for contender, scheme in sorted(declared, key=lambda pair: bool(pair[1].sends(pair[0].cell))):
         if (written := contender.one("written")) is not None:
             copied = scheme.copies * gradients(contender.cell)
@@ -135,13 +135,13 @@ def within(number: float, bounds: Bounds) -> bool:
 
 
 @check("{n} profiles", ON_GPUS)
-def profiles_add_up(found: list[Contender]) -> Evidence:
+def profiles_add_up(measured: list[Contender]) -> Cases:
     """The profiled computation and communication, minus their overlap, are the device's busy time.
 
     It lies within the step, at the times of the timeline. A contender communicates only if it declares so, with the
     kinds of collectives that it declares.
     """
-    for contender in found:
+    for contender in measured:
         times = [contender.one(name) for name in PROFILE]
         compute, communication, hidden, busy, length = (time or 0.0 for time in times)
         if times[-1] is None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pandas import DataFrame, Series
 
 from cs336_systems.experiments.training_ladder import RUNGS
-from scripts.checks import Case, Evidence, check, name_row
+from scripts.checks import Case, Cases, check, name_row
 from scripts.views.data import select
 
 NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -40,10 +40,10 @@ rules."""
 
 
 @check("{n} tensors")
-def dtypes_are_the_expected(tables: Mapping[str, DataFrame]) -> Evidence:
+def dtypes_are_the_expected(tables: Mapping[str, DataFrame]) -> Cases:
     """Dtypes are those of the named precision; under autocast they follow PyTorch's rules."""
     for (name, metric), precision in EXPECTED.items():
         for _, row in select(tables[name], metric=metric).iterrows():
             expected = NAMES[precision(row)]
-            found = f"{metric} {row['value']}, expected {expected}"
-            yield Case(name_row(name, row), row["value"] != expected, found)
+            detail = f"{metric} {row['value']}, expected {expected}"
+            yield Case(name_row(name, row), row["value"] != expected, detail)

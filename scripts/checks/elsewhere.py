@@ -9,7 +9,7 @@ from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.experiments.memory_profile import MemoryProfile
 from cs336_systems.record.rows import parameters
-from scripts.checks import Case, Evidence, between_cells, check, name_row
+from scripts.checks import Case, Cases, between_cells, check, name_row
 from scripts.views.data import select
 from scripts.views.kernels import kernels
 
@@ -35,7 +35,7 @@ def quantities(tables: Mapping[str, DataFrame]) -> Iterator[tuple[str, str, Seri
 
 
 @check("{n} numbers; largest difference {most:.1%}", "device time and memory are measured only on GPUs")
-def both_instruments_agree(tables: Mapping[str, DataFrame]) -> Evidence:
+def both_instruments_agree(tables: Mapping[str, DataFrame]) -> Cases:
     """Launches, a phase's device time and peak memory are the same in profiled and in timed steps.
 
     This holds for host-bound steps, too; times are within {INSTRUMENTS:.0%}, peaks within {PEAK:.0%}.
@@ -48,5 +48,5 @@ def both_instruments_agree(tables: Mapping[str, DataFrame]) -> Evidence:
         both = values.rename("profiled").reset_index().join(timed, on=shared, how="inner")
         for _, row in both.iterrows():
             error = abs(row["profiled"] / row["timed"] - 1)
-            found = f"{metric} {row['profiled']:.2f}, timed {row['timed']:.2f}"
-            yield Case(name_row(name, row), error > tolerance, found, error)
+            detail = f"{metric} {row['profiled']:.2f}, timed {row['timed']:.2f}"
+            yield Case(name_row(name, row), error > tolerance, detail, error)

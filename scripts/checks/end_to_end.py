@@ -4,7 +4,7 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.record.rows import parameters
-from scripts.checks import TOLERANCE, Case, Evidence, check, name_row
+from scripts.checks import TOLERANCE, Case, Cases, check, name_row
 from scripts.views.cells import side_by_side
 from scripts.views.data import measured_gpu, select
 from scripts.views.steps import step_table
@@ -17,7 +17,7 @@ MOST_EXCUSED = {"GPU": 1.6, "CPU": float("inf")}
 
 
 @check("{n} cells; at most {most:.2f} times as long", "only host-bound steps were timed with separate passes")
-def phases_add_up(end_to_end: DataFrame) -> Evidence:
+def phases_add_up(end_to_end: DataFrame) -> Cases:
     """Forward + backward, each from its own run, agree with the same two phases of the training step.
 
     Host-bound cells are omitted: the host is not equally fast in every process. Other programs may slow all of a CPU's
@@ -34,8 +34,8 @@ def phases_add_up(end_to_end: DataFrame) -> Evidence:
         disturbed = row["slow"] / row["whole"]
         uneven = abs(share - expected) > TOLERANCE[device] * disturbed * expected
         apart_too_far = factor > SLOWER[device] * min(disturbed, MOST_EXCUSED[device])
-        found = f"{apart:.2f} ms against {together:.2f} ms, forward {share:.0%} of both against {expected:.0%}"
-        yield Case(name_row(EndToEnd.name, row), apart_too_far or uneven, found, factor)
+        detail = f"{apart:.2f} ms against {together:.2f} ms, forward {share:.0%} of both against {expected:.0%}"
+        yield Case(name_row(EndToEnd.name, row), apart_too_far or uneven, detail, factor)
 
 
 def phases_apart_and_together(table: DataFrame) -> DataFrame:
@@ -54,6 +54,6 @@ def phases_apart_and_together(table: DataFrame) -> DataFrame:
         "optimizer": ("optimizer", "train_step"),
         "whole": ("step", "train_step"),
     }
-    found = DataFrame({name: quick[key] for name, key in wanted.items() if key in quick}, index=quick.index)
-    found["slow"] = slow.get(("step", "train_step"))
-    return found.reindex(columns=[*wanted, "slow"]).dropna()
+    phases = DataFrame({name: quick[key] for name, key in wanted.items() if key in quick}, index=quick.index)
+    phases["slow"] = slow.get(("step", "train_step"))
+    return phases.reindex(columns=[*wanted, "slow"]).dropna()

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pandas import DataFrame, Series
 
 from cs336_systems.experiments.fsdp import FullyShardedTraining
-from scripts.checks import Case, Evidence, check
+from scripts.checks import Case, Cases, check
 from scripts.checks.contenders import ON_GPUS
 from scripts.views.comparison import contenders, series
 from scripts.views.fsdp import SERIES, forward_pass
@@ -25,7 +25,7 @@ def name_contender(row: Series) -> str:
 
 
 @check("{n} units", ON_GPUS)
-def weights_arrive_before_they_are_used(fsdp: DataFrame, rows: DataFrame) -> Evidence:
+def weights_arrive_before_they_are_used(fsdp: DataFrame, rows: DataFrame) -> Cases:
     """No unit's computation begins before its weights arrive.
 
     In a profiled forward pass, each begins when its all-gather has ended and the device is ready.
@@ -35,5 +35,5 @@ def weights_arrive_before_they_are_used(fsdp: DataFrame, rows: DataFrame) -> Evi
         known = max(len(series(FullyShardedTraining, fsdp, row, metric)) for metric in SERIES)
         early = units["begins"] < units[["gather_ends", "needed"]].max(axis=1) - DIGITS * units["begins"].max()
         for index in range(known):
-            found = f"unit {index} of {known}"
-            yield Case(name_contender(row), index >= len(units) or bool(early.iloc[index]), found)
+            detail = f"unit {index} of {known}"
+            yield Case(name_contender(row), index >= len(units) or bool(early.iloc[index]), detail)

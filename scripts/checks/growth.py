@@ -10,7 +10,7 @@ from cs336_systems.compare.speed import LONG_MS
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.rows import parameters
-from scripts.checks import TOLERANCE, Case, Evidence, between_cells, check, name_row
+from scripts.checks import TOLERANCE, Case, Cases, between_cells, check, name_row
 from scripts.checks.attention_calls import device_bound_rows
 from scripts.views.data import measured_gpu, select, size_order
 
@@ -45,7 +45,7 @@ IN_ORDER = [
 
 
 @check("{n} pairs of neighbouring lengths", "checked only on GPUs: on a CPU caches and other programs hide it")
-def times_grow_with_length(tables: Mapping[str, DataFrame]) -> Evidence:
+def times_grow_with_length(tables: Mapping[str, DataFrame]) -> Cases:
     """From {LONG_MS:g} ms up, every time grows with the length like its work, +- {SLACK:.0%}."""
     for growth in LENGTHS:
         table = tables[growth.experiment]
@@ -56,20 +56,22 @@ def times_grow_with_length(tables: Mapping[str, DataFrame]) -> Evidence:
             length_factor = long[growth.parameter] / short[growth.parameter]
             least, most = length_factor**growth.least / (1 + SLACK), length_factor**growth.largest * (1 + SLACK)
             if short["median"] >= LONG_MS:
-                found = f"{long['metric']} {factor:.2f} times as long for {length_factor:g} times the length"
-                yield Case(name_row(growth.experiment, long), not least <= factor <= most, found)
+                detail = f"{long['metric']} {factor:.2f} times as long for {length_factor:g} times the length"
+                yield Case(name_row(growth.experiment, long), not least <= factor <= most, detail)
 
 
 @check("{n} pairs of neighbours, p20 against p80")
-def more_takes_longer(tables: Mapping[str, DataFrame]) -> Evidence:
+def more_takes_longer(tables: Mapping[str, DataFrame]) -> Cases:
     """A larger model never has a shorter forward pass in fp32, and a larger message never a faster all-reduce.
 
     On a disturbed machine neighbours may overlap; quantiles exclude disturbances of a few steps.
     """
     for growth in IN_ORDER:
         for small, large in neighbours(tables[growth.experiment], growth):
-            found = f"p80 {large['p80']:.3f} ms, {growth.parameter} {small[growth.parameter]} p20 {small['p20']:.3f} ms"
-            yield Case(name_row(growth.experiment, large), small["p20"] >= large["p80"], found)
+            detail = (
+                f"p80 {large['p80']:.3f} ms, {growth.parameter} {small[growth.parameter]} p20 {small['p20']:.3f} ms"
+            )
+            yield Case(name_row(growth.experiment, large), small["p20"] >= large["p80"], detail)
 
 
 def neighbours(table: DataFrame, growth: Growth) -> Iterator[tuple[Series, Series]]:

@@ -8,7 +8,7 @@ from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.measure.kernel_names import LONGEST_NAME, categorize
 from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import parse_size
-from scripts.checks import Case, Evidence, check, name_row
+from scripts.checks import Case, Cases, check, name_row
 from scripts.views.data import select
 from scripts.views.kernels import FORWARD, kernels, products
 
@@ -34,7 +34,7 @@ def name(row: Series) -> str:
 
 
 @check("{n} stages, or within {STAGE_SLACK_MS:g} ms; largest difference {most:.1%}", "idle time exists on GPUs only")
-def stages_add_up(kernel_profile: DataFrame) -> Evidence:
+def stages_add_up(kernel_profile: DataFrame) -> Cases:
     """A stage's kernels and idle time agree with its CUDA events within {STAGE_TOLERANCE:.0%}, or
     {HOST_TOLERANCE:.0%} if host-bound.
     """
@@ -44,12 +44,12 @@ def stages_add_up(kernel_profile: DataFrame) -> Evidence:
         traced, events = row["stage_busy"] + row["stage_idle"], row["stage_profiled"]
         error = abs(traced - events) / events if abs(traced - events) > STAGE_SLACK_MS else 0.0
         tolerance = HOST_TOLERANCE if host_bound(events, row["stage_busy"]) else STAGE_TOLERANCE
-        found = f"{traced:.2f} ms in the trace, {events:.2f} ms between the events"
-        yield Case(name(row), error > tolerance, found, error)
+        detail = f"{traced:.2f} ms in the trace, {events:.2f} ms between the events"
+        yield Case(name(row), error > tolerance, detail, error)
 
 
 @check("{n} cells", NO_KERNEL)
-def products_are_counted(kernel_profile: DataFrame) -> Evidence:
+def products_are_counted(kernel_profile: DataFrame) -> Cases:
     """Eager forward passes launch one kernel per matmul of the model: layers × 9 + 1."""
     rows = products(kernels(kernel_profile, FORWARD, compiled=False, attention="plain", model=KernelProfile().model))
     for _, row in rows.groupby(CELL)["calls"].sum().reset_index().iterrows():
@@ -58,13 +58,13 @@ def products_are_counted(kernel_profile: DataFrame) -> Evidence:
 
 
 @check("{n} kernels", NO_KERNEL)
-def categories_are_those_of_the_names(kernel_profile: DataFrame) -> Evidence:
+def categories_are_those_of_the_names(kernel_profile: DataFrame) -> Cases:
     """Every kernel whose name states its category has that category.
 
     Stage and module may also determine it.
     """
     rows = kernels(kernel_profile).drop_duplicates(["stage", "range", "category", "kernel"])
     for _, row in rows[rows["kernel"].str.len() < LONGEST_NAME].iterrows():
-        found, named = row["category"], categorize(row["kernel"], stage=row["stage"], range_=row["range"])
-        wrong = found != named and (named not in VAGUE or (named != "other" and found in VAGUE))
-        yield Case(f"{row['kernel']} in {row['range'] or row['stage']}", wrong, f"{found}, by its name {named}")
+        category, named = row["category"], categorize(row["kernel"], stage=row["stage"], range_=row["range"])
+        wrong = category != named and (named not in VAGUE or (named != "other" and category in VAGUE))
+        yield Case(f"{row['kernel']} in {row['range'] or row['stage']}", wrong, f"{category}, by its name {named}")

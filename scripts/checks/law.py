@@ -133,9 +133,9 @@ class Law:
         """The case of a reading."""
         what = " ".join([self.metric, *map(str, self.where.values()), f"{bounds.value:.12g}"])
         unit = EXPERIMENTS[self.experiment].metrics[self.metric] if self.per else reading.row["unit"]
-        complaint = f"{what} {unit}, expected {bounds.expected}"
+        detail = f"{what} {unit}, expected {bounds.expected}"
         wrong = not bounds.low <= bounds.value <= bounds.high
-        return Case(name_row(self.experiment, reading.row), wrong, complaint)
+        return Case(name_row(self.experiment, reading.row), wrong, detail)
 
 
 class Statement(NamedTuple):

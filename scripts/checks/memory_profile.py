@@ -3,7 +3,7 @@
 from pandas import DataFrame
 
 from cs336_systems.experiments.memory_profile import MemoryProfile
-from scripts.checks import Case, Evidence, check, name_row
+from scripts.checks import Case, Cases, check, name_row
 from scripts.views.cells import cells
 from scripts.views.data import select
 
@@ -13,7 +13,7 @@ DETAILS = list(MemoryProfile.details)
 
 
 @check("{n} cells", "memory is recorded only on GPUs")
-def allocations_have_a_lifetime(memory_profile: DataFrame) -> Evidence:
+def allocations_have_a_lifetime(memory_profile: DataFrame) -> Cases:
     """The largest allocations are ordered by size, and each that ends has a lifetime."""
     for row, rows in cells(memory_profile, MemoryProfile, MEASURED):
         listed = select(rows, metric="allocation").astype({"rank": int}).sort_values("rank")
@@ -22,5 +22,5 @@ def allocations_have_a_lifetime(memory_profile: DataFrame) -> Evidence:
             for chosen in (listed[listed["freed"] != ""], select(rows, metric="lifetime"))
         )
         by_size = list(listed["rank"]) == list(range(1, len(listed) + 1)) and listed["mean"].is_monotonic_decreasing
-        found = f"by size: {by_size}; {len(freed ^ lasting)} without allocation or lifetime"
-        yield Case(name_row(MemoryProfile.name, row), not by_size or freed != lasting, found)
+        detail = f"by size: {by_size}; {len(freed ^ lasting)} without allocation or lifetime"
+        yield Case(name_row(MemoryProfile.name, row), not by_size or freed != lasting, detail)

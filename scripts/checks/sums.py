@@ -10,7 +10,7 @@ from cs336_systems.experiments.metrics import Metric, metrics_of, wholes
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.measurement import parse_samples
 from cs336_systems.record.rows import parameters
-from scripts.checks import TOLERANCE, Case, Evidence, check, name_row, told
+from scripts.checks import TOLERANCE, Case, Cases, check, name_row, told
 from scripts.views.cells import in_words
 from scripts.views.completeness import CONTENDER
 from scripts.views.data import measured_gpu, select
@@ -31,7 +31,7 @@ def bounds(part: Metric, on_gpu: bool) -> tuple[float, float]:
 
 
 @check("{n} sums")
-def parts_add_up(tables: Mapping[str, DataFrame]) -> Evidence:
+def parts_add_up(tables: Mapping[str, DataFrame]) -> Cases:
     """A quantity with parts, such as a step, its device time or the memory at its peak, is their sum.
 
     The sum is exact unless the dictionary of metrics allows gaps between the parts, or they were timed separately.
@@ -48,12 +48,12 @@ def parts_add_up(tables: Mapping[str, DataFrame]) -> Evidence:
                 cells = cells.dropna()
             for _, row in cells.reset_index().iterrows():
                 wrong = not least * row["whole"] <= row["parts"] <= most * row["whole"]
-                found = f"{whole} {told(row['whole'], 3)} {kind.metrics[whole]}, parts {told(row['parts'], 3)}"
-                yield Case(name_row(name, row), wrong, found)
+                detail = f"{whole} {told(row['whole'], 3)} {kind.metrics[whole]}, parts {told(row['parts'], 3)}"
+                yield Case(name_row(name, row), wrong, detail)
 
 
 @check("{n} cells, up to rounding")
-def each_step_is_the_sum_of_its_phases(tables: Mapping[str, DataFrame]) -> Evidence:
+def each_step_is_the_sum_of_its_phases(tables: Mapping[str, DataFrame]) -> Cases:
     """Each sample of a step is the sum of its phases' samples.
 
     The samples are in the order of the steps.
@@ -68,5 +68,5 @@ def each_step_is_the_sum_of_its_phases(tables: Mapping[str, DataFrame]) -> Evide
                 step, *phases = (numpy.array(parse_samples(text)) for text in of_cell.dropna())
                 alike = all(len(phase) == len(step) for phase in phases)
                 apart = numpy.abs(sum(phases) - step) if alike else numpy.full(len(step), math.inf)
-                found = f"up to {apart.max():.3f} {kind.metrics[whole]} apart"
-                yield Case(in_words(kind, cell), bool((apart > SAMPLE_ROUNDING * step).any()), found)
+                detail = f"up to {apart.max():.3f} {kind.metrics[whole]} apart"
+                yield Case(in_words(kind, cell), bool((apart > SAMPLE_ROUNDING * step).any()), detail)

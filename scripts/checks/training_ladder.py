@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pandas import DataFrame
 
 from cs336_systems.experiments.training_ladder import FIRST, FP8
-from scripts.checks import HONEST, Case, Evidence, check
+from scripts.checks import HONEST, Case, Cases, check
 from scripts.views.training_ladder import SCATTER, losses, rung_table
 
 COOLER = 0.1
@@ -18,26 +18,26 @@ def rungs(tables: Mapping[str, DataFrame]) -> DataFrame:
 
 
 @check("{n} steps; the closest takes {least:.2f} of its parts' time", "a CPU also does other work")
-def no_step_beats_its_floor(rungs: DataFrame) -> Evidence:
+def no_step_beats_its_floor(rungs: DataFrame) -> Cases:
     """No step of the ladder, and none in FP8, is faster than its parts alone by more than {COOLER:.0%}."""
     known = rungs[rungs["floor"].notna() & (rungs["gpu"] != "")]
     for _, row in known.iterrows():
-        found = f"{row['step']:.1f} ms, floor {row['floor']:.1f} ms"
+        detail = f"{row['step']:.1f} ms, floor {row['floor']:.1f} ms"
         where = f"{row['label']}, {row['batch_size']} x {row['context']}, {row['rung']}"
-        yield Case(where, row["over"] < (1 - COOLER) * (1 - HONEST), found, float(row["over"]))
+        yield Case(where, row["over"] < (1 - COOLER) * (1 - HONEST), detail, float(row["over"]))
 
 
 @check("{n} rungs; at most {most:.1f}", "no rung was trained")
-def every_rung_learns(training_ladder: DataFrame) -> Evidence:
+def every_rung_learns(training_ladder: DataFrame) -> Cases:
     """Each rung's loss after training is within {SCATTER} standard deviations of fp32's over seeds.
 
     FP8's is shown but not checked.
     """
-    found = losses(training_ladder)
-    exact = found[found["rung"] == FIRST.name]
+    trained = losses(training_ladder)
+    exact = trained[trained["rung"] == FIRST.name]
     if not len(exact):
         return
     loss, std = exact["loss"].iloc[0], exact["std"].iloc[0]
-    for _, row in found[~found["rung"].isin([FIRST.name, FP8.name])].iterrows():
+    for _, row in trained[~trained["rung"].isin([FIRST.name, FP8.name])].iterrows():
         away = float(abs(row["loss"] - loss) / std)
         yield Case(row["rung"], not away <= SCATTER, f"{row['loss']:.3f}, fp32 {loss:.3f} ± {std:.3f}", away)

@@ -10,7 +10,7 @@ from pandas import DataFrame, Series
 from cs336_systems.experiments.metrics import SECONDS, metrics_of
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.rows import parameters
-from scripts.checks import Case, Evidence, check
+from scripts.checks import Case, Cases, check
 from scripts.views.cells import in_words, side_by_side
 
 APART = 0.006
@@ -19,7 +19,7 @@ SETS_APART = ("compiled", "compiled_call", "implementation", "attention", "conte
 
 
 @check("{n} kinds of times")
-def no_two_times_identical(tables: Mapping[str, DataFrame]) -> Evidence:
+def no_two_times_identical(tables: Mapping[str, DataFrame]) -> Cases:
     """No two times of a kind are identical to the last digit.
 
     If two cells have the same time, one of them was not measured. A GPU's clock is discrete: if the same computation is
@@ -39,7 +39,7 @@ def no_two_times_identical(tables: Mapping[str, DataFrame]) -> Evidence:
 
 
 @check("{n} pairs; the closest differ by {least:.1%}", "there are no two such cells")
-def no_two_cells_alike(tables: Mapping[str, DataFrame]) -> Evidence:
+def no_two_cells_alike(tables: Mapping[str, DataFrame]) -> Cases:
     """Cells of the same kernels that differ in implementation, compilation or length differ by {APART:.1%} in some
     time.
     """
@@ -59,8 +59,8 @@ def no_two_cells_alike(tables: Mapping[str, DataFrame]) -> Evidence:
                 differences = largest_differences(cells[ones], cells[others])
                 for one, difference in zip(ones.tolist(), differences.tolist(), strict=True):
                     if not math.isnan(difference):
-                        found = f"another {differs}, all times within {difference:.2%}"
-                        yield Case(in_words(kind, group.index[one]), difference <= APART, found, difference)
+                        detail = f"another {differs}, all times within {difference:.2%}"
+                        yield Case(in_words(kind, group.index[one]), difference <= APART, detail, difference)
 
 
 def kernels_of(table: DataFrame, keys: list[str]) -> "Series[str]":

@@ -8,7 +8,7 @@ from pandas import DataFrame
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.rows import Provenance, parameters
-from scripts.checks import Case, Evidence, check, name_row
+from scripts.checks import Case, Cases, check, name_row
 from scripts.views.attention_calls import kind_of_call
 
 ONE_EACH = (
@@ -23,19 +23,19 @@ ORIGIN = [field.name for field in dataclasses.fields(Provenance) if field.name !
 
 
 @check("{n} experiments")
-def one_machine(tables: Mapping[str, DataFrame]) -> Evidence:
+def one_machine(tables: Mapping[str, DataFrame]) -> Cases:
     """All rows were measured on one GPU model, on one GPU per process, with TF32 off (probed by a multiplication)."""
     models = {gpu or "no GPU" for table in tables.values() for gpu in table["gpu"]}
     for name, table in measured(tables).items():
         on_gpu = (table["gpu"] != "") & (table["backend"] == "nccl" if "backend" in table else True)
         processes = table["processes"] if "processes" in table else EXPERIMENTS[name].processes
         tf32, miscounted = (int(rows.sum()) for rows in (table["tf32"], table["gpu_count"] != on_gpu * processes))
-        found = f"{' and '.join(sorted(models))}, TF32 in {tf32} rows, another number of GPUs in {miscounted}"
-        yield Case(name, len(models) > 1 or tf32 + miscounted > 0, found)
+        detail = f"{' and '.join(sorted(models))}, TF32 in {tf32} rows, another number of GPUs in {miscounted}"
+        yield Case(name, len(models) > 1 or tf32 + miscounted > 0, detail)
 
 
 @check("{n} experiments: {ALL_OF_THEM}")
-def one_version_each(tables: Mapping[str, DataFrame]) -> Evidence:
+def one_version_each(tables: Mapping[str, DataFrame]) -> Cases:
     """All rows of an experiment were measured with the same versions, processor and seed.
 
     Libraries that earlier code did not query have no version, which is accepted. The version of a library that only one
@@ -74,7 +74,7 @@ def compared_rows(name: str, column: str, table: DataFrame) -> list[DataFrame]:
 
 
 @check("{n} cells")
-def cells_have_one_origin(tables: Mapping[str, DataFrame]) -> Evidence:
+def cells_have_one_origin(tables: Mapping[str, DataFrame]) -> Cases:
     """All rows of a cell are of one job.
 
     They share the columns that a job's rows share; each contender has its own revisions.

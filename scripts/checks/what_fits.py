@@ -9,7 +9,7 @@ from cs336_systems.fit.recorded import ELSEWHERE, MEMORY_WITHIN, TIME_WITHIN
 from cs336_systems.fit.verdict import outcome, recorded_on
 from cs336_systems.record.measurement import WHOLE_CELL
 from cs336_systems.record.rows import parameters
-from scripts.checks import HONEST, Case, Evidence, check
+from scripts.checks import HONEST, Case, Cases, check
 from scripts.views.cells import in_words
 from scripts.views.what_fits import PREDICTED, judged, predictions
 
@@ -20,15 +20,15 @@ SHARE = 0.95
 ON_GPUS = "peak memory is counted on GPUs only"
 
 
-def found(tables: Mapping[str, DataFrame]) -> DataFrame:
+def predicted(tables: Mapping[str, DataFrame]) -> DataFrame:
     """A row per measured step, with its predictions."""
     return predictions(tables)
 
 
 @check("{n} steps; at most {most:.1%}", ON_GPUS)
-def memory_is_predicted(found: DataFrame) -> Evidence:
+def memory_is_predicted(predicted: DataFrame) -> Cases:
     """A step's peak memory is predicted within {FAR:.0%}, and {SHARE:.0%} of the steps' within {MEMORY_WITHIN:.0%}."""
-    rows = judged(found, "memory")
+    rows = judged(predicted, "memory")
     share = (rows["memory_error"].abs() <= MEMORY_WITHIN).mean()
     for _, row in rows.iterrows():
         error = float(abs(row["memory_error"]))
@@ -37,12 +37,12 @@ def memory_is_predicted(found: DataFrame) -> Evidence:
 
 
 @check("{n} steps; at most {most:.1%}", "no device-bound step of a GPU with listed rates was timed")
-def time_is_predicted(found: DataFrame) -> Evidence:
+def time_is_predicted(predicted: DataFrame) -> Cases:
     """A device-bound step's time is predicted within {TIME_WITHIN:.0%}, or {ELSEWHERE:.0%} on a GPU without record.
 
     HONEST is added, because a run may be slower or faster than the recorded ones.
     """
-    for _, row in judged(found, "time").iterrows():
+    for _, row in judged(predicted, "time").iterrows():
         error = float(abs(row["time_error"]))
         within = TIME_WITHIN if recorded_on(row["gpu"]) else ELSEWHERE
         said = f"{row['time']:.1f} ms, {row['time_predicted']:.1f} predicted"
@@ -50,11 +50,11 @@ def time_is_predicted(found: DataFrame) -> Evidence:
 
 
 @check("{n} cells", "no step was measured on a GPU")
-def what_ran_fits(tables: Mapping[str, DataFrame], found: DataFrame) -> Evidence:
+def what_ran_fits(tables: Mapping[str, DataFrame], predicted: DataFrame) -> Cases:
     """No step that ran is predicted to exceed the GPU's memory, and no step that ran out of memory is predicted to
     fit.
     """
-    for _, row in found.iterrows():
+    for _, row in predicted.iterrows():
         wrong = outcome(row["setting"], row["gpu_memory"]) == "does not fit"
         yield Case(row["cell"], wrong, "it ran")
     for name in PREDICTED:

@@ -7,13 +7,13 @@ from pandas import DataFrame
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.metrics import metrics_of
 from cs336_systems.experiments.registry import EXPERIMENTS
-from scripts.checks import Case, Evidence, check, name_row
+from scripts.checks import Case, Cases, check, name_row
 
 BYTES = {"B": 1, "MiB": MIB}
 
 
 @check("{n} numbers")
-def counts_are_whole(tables: Mapping[str, DataFrame]) -> Evidence:
+def counts_are_whole(tables: Mapping[str, DataFrame]) -> Cases:
     """Memory is a whole number of bytes, and every count is a whole number."""
     for name, table in tables.items():
         once = table[(table["status"] == "ok") & (table["n"] == 1)]

@@ -2,12 +2,12 @@
 
 from pandas import DataFrame
 
-from scripts.checks import Case, Evidence, check
+from scripts.checks import Case, Cases, check
 from scripts.views.data import select
 
 
 @check("{n} cells")
-def pings_are_counted(ping: DataFrame) -> Evidence:
+def pings_are_counted(ping: DataFrame) -> Cases:
     """Every process was counted once by a ping."""
     for _, row in select(ping, metric="sum").iterrows():
         yield Case(f"{row['processes']} processes", row["mean"] != row["processes"], f"{row['mean']}")
