@@ -22,7 +22,7 @@ from scripts.bundle.make import CHECKS, COVERAGE, describe
 from scripts.bundle.read import Bundle, limit, opened, without_folder
 from scripts.card.checks import possible
 from scripts.card.record import RECORDED, read_cards
-from scripts.card.verdict import judge_in_order
+from scripts.card.verdict import decide_in_order
 from scripts.checks import Check
 from scripts.stages.self_checks import all_checks
 from scripts.stages.tables import planned_rows
@@ -137,7 +137,7 @@ def cards(bundle: Bundle) -> Finding:
     """Check cards against the data sheet; their verdicts are based on earlier cards, here and in the bundle."""
     if not bundle.cards:
         return Finding("cards", UNDECIDED, "none, which `snakemake card` makes")
-    verdicts = judge_in_order({**read_cards(RECORDED / bundle.plan.machine, bundle.plan.machine), **bundle.cards})
+    verdicts = decide_in_order({**read_cards(RECORDED / bundle.plan.machine, bundle.plan.machine), **bundle.cards})
     outcomes = [f"{name} ({verdicts[name].outcome})" for name in bundle.cards]
     outcome, detail = outcome_of(possible(bundle.cards), "applicable limits of the data sheet kept")
     return Finding("cards", outcome, f"{shortened(outcomes, SHOWN)}: {detail}")

@@ -10,7 +10,7 @@ from cs336_systems.record.machine import machine_label
 from scripts.card.figure import draw
 from scripts.card.page import context
 from scripts.card.record import RECORDED, read_cards, read_run
-from scripts.card.verdict import Verdict, judge, judge_in_order
+from scripts.card.verdict import Verdict, decide, decide_in_order
 from scripts.stages.short_page import REPORT, inline, write_pages
 from scripts.stages.writeup import environment
 
@@ -23,7 +23,7 @@ def write_card(csvs: list[Path], folder: Path, recorded: Path = RECORDED) -> Ver
     """
     rows = read_run(csvs)
     machine = machine_label(rows[0].gpu)
-    verdict = judge(rows, judge_in_order(read_cards(recorded / machine, machine)).values())
+    verdict = decide(rows, decide_in_order(read_cards(recorded / machine, machine)).values())
     folder.mkdir(parents=True, exist_ok=True)
     picture = folder / "card.svg"
     shown = context(verdict, inline(picture) if draw(rows, picture) else "")
@@ -41,5 +41,5 @@ if __name__ == "__main__":
         sys.exit(str(error))
     print(f"{verdict.outcome}: {verdict.sentence}")
     for finding in verdict.findings:
-        print(f"  {finding.cause}: {finding.evidence}")
+        print(f"  {finding.cause}: {finding.numbers}")
     print(f"The card is {folder / 'card.pdf'} and {folder / 'card.html'}.")

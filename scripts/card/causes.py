@@ -100,13 +100,13 @@ def explain(facts: Facts, slow: Sequence[Line]) -> Iterator[Explanation]:
     explained: dict[str, str] = {}
     for causes in groups.values():
         cause, lines = max(causes.items(), key=lambda pair: len(pair[1]))
-        explained.setdefault(cause, evidence(lines[0], facts))
+        explained.setdefault(cause, numbers(lines[0], facts))
     yield from explained.items()
 
 
 def slow_links(slow: Sequence[Line]) -> Iterator[tuple[str, str]]:
     """Slow pairs of GPUs with their numbers, or the one GPU that is part of all of them."""
-    pairs = {line.gpu: evidence(line, {}) for line in sorted(slow, key=lowest_share)}
+    pairs = {line.gpu: numbers(line, {}) for line in sorted(slow, key=lowest_share)}
     common = set.intersection(*(set(pair.split("-")) for pair in pairs)) if pairs else set()
     if len(common) == 1:
         pair, shown = next(iter(pairs.items()))
@@ -163,7 +163,7 @@ def narrow(line: Line, facts: Facts) -> bool:
     return any(most and is_ and is_ < most for most, is_ in zip(highest, own, strict=True))
 
 
-def evidence(line: Line, facts: Facts) -> str:
+def numbers(line: Line, facts: Facts) -> str:
     """The numbers of a line that show why it is slow."""
     parts = []
     if line.share is not None and line.expected is not None:

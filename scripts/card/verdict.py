@@ -27,7 +27,7 @@ class Finding(NamedTuple):
     """slowed, misconfigured or faulty."""
     cause: str
     gpu: str
-    evidence: str
+    numbers: str
     """The numbers that show it, in a sentence."""
 
 
@@ -76,7 +76,7 @@ class Verdict:
         return f"{word} {', '.join(causes)}."
 
 
-def judge(rows: Sequence[Any], earlier: Iterable[Verdict] = ()) -> Verdict:
+def decide(rows: Sequence[Any], earlier: Iterable[Verdict] = ()) -> Verdict:
     """Judge the GPUs of a machine.
 
     Args:
@@ -89,15 +89,15 @@ def judge(rows: Sequence[Any], earlier: Iterable[Verdict] = ()) -> Verdict:
     lines = [compared(line, expected.get(line.key), measured) for line in measured]
     findings = [finding for gpu in all_gpus(facts, lines) for finding in findings_on(gpu, rows[0], facts, lines)]
     links = slow_links([line for line in lines if line.slow and line.instrument == LINKED])
-    findings += [Finding(SLOWED, LINK, gpu, evidence) for gpu, evidence in links]
+    findings += [Finding(SLOWED, LINK, gpu, numbers) for gpu, numbers in links]
     return Verdict(rows=rows, facts=facts, lines=lines, findings=findings)
 
 
-def judge_in_order(runs: Mapping[str, Sequence[Any]]) -> dict[str, Verdict]:
+def decide_in_order(runs: Mapping[str, Sequence[Any]]) -> dict[str, Verdict]:
     """Judge runs by name, starting with the oldest, each by the previous ones."""
     verdicts: dict[str, Verdict] = {}
     for name in sorted(runs, key=lambda name: str(runs[name][0].utc)):
-        verdicts[name] = judge(runs[name], verdicts.values())
+        verdicts[name] = decide(runs[name], verdicts.values())
     return verdicts
 
 
@@ -124,8 +124,8 @@ def findings_on(gpu: str, origin: Any, facts: Mapping[str, Facts], lines: Iterab
         nothing_compared = all(line.slow is None for line in own)
         explanations[SLOWED] = neighbour(reported) if nothing_compared else explain(reported, slow)
     for outcome, explained in explanations.items():
-        for cause, evidence in explained:
-            yield Finding(outcome, cause, gpu, evidence)
+        for cause, numbers in explained:
+            yield Finding(outcome, cause, gpu, numbers)
 
 
 def worst(findings: Iterable[Finding], lines: Iterable[Line]) -> str:

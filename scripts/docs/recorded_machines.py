@@ -16,7 +16,7 @@ from cs336_systems.record.measurement import WHOLE_CELL
 from cs336_systems.record.revisions import is_current
 from cs336_systems.record.rows import parameters
 from scripts.card.record import read_cards
-from scripts.card.verdict import judge_in_order
+from scripts.card.verdict import decide_in_order
 from scripts.docs.markdown import table, with_sections
 from scripts.docs.readme import COMPARED, headlines
 from scripts.views.summary import seconds_of
@@ -48,7 +48,7 @@ def section(machine: Path) -> Iterator[str]:
             ["code", f"{commits} commit{'s' if commits > 1 else ''}"],
             *(
                 [f"card of {verdict.rows[0].utc[:10]}", listed([verdict.sentence])]
-                for verdict in judge_in_order(read_cards(machine, machine.name)).values()
+                for verdict in decide_in_order(read_cards(machine, machine.name)).values()
             ),
         ],
     )

@@ -14,7 +14,7 @@ from scripts.card.__main__ import write_card
 from scripts.card.checks import possible
 from scripts.card.lines import RATES, lines_of
 from scripts.card.record import read_cards, read_run
-from scripts.card.verdict import judge, judge_in_order
+from scripts.card.verdict import decide, decide_in_order
 from tests.samples import ROOT, provenance
 from tests.support.planted_runs import scaled
 
@@ -23,7 +23,7 @@ CSV = RECORDED / "raw/card/20261124T070130-all.csv"
 """A run with every instrument."""
 ROWS = read_run([CSV])
 H200 = provenance(gpu="NVIDIA H200")
-REFERENCES = judge_in_order(read_cards(RECORDED, RECORDED.name)).values()
+REFERENCES = decide_in_order(read_cards(RECORDED, RECORDED.name)).values()
 
 
 def planted(rates=None, facts=None, state=None, throttled=None, rows=ROWS):
@@ -77,17 +77,17 @@ FAULTS = yaml.safe_load((ROOT / "tests/data/faulty_gpus.yaml").read_text(encodin
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_named_with_its_evidence(name):
     change = dict(FAULTS[name])
-    expected, evidence = set(map(tuple, change.pop("found"))), change.pop("evidence")
-    verdict = judge(planted(**change), REFERENCES)
+    expected, numbers = set(map(tuple, change.pop("found"))), change.pop("numbers")
+    verdict = decide(planted(**change), REFERENCES)
     assert causes(verdict) == expected
     assert verdict.outcome in {outcome for outcome, _ in expected}
-    shown = " ".join(finding.evidence for finding in verdict.findings)
-    assert all(part in shown for part in evidence), shown
+    shown = " ".join(finding.numbers for finding in verdict.findings)
+    assert all(part in shown for part in numbers), shown
 
 
 def test_tf32_that_is_forced_on_is_named():
     rows = [row.model_copy(update={"tf32": True}) for row in ROWS]
-    assert causes(judge(rows, REFERENCES)) == {("misconfigured", "TF32")}
+    assert causes(decide(rows, REFERENCES)) == {("misconfigured", "TF32")}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -97,7 +97,7 @@ def test_three_percent_of_drift_are_normal(seed):
     rates = {row.instrument: {} for row in ROWS}
     for row in ROWS:
         rates[row.instrument][row.work] = drift * noise.uniform(0.985, 1.015)
-    assert judge(planted(rates=rates), REFERENCES).outcome == "healthy"
+    assert decide(planted(rates=rates), REFERENCES).outcome == "healthy"
 
 
 def of_four(slow, factor):
@@ -113,7 +113,7 @@ def of_four(slow, factor):
 @pytest.mark.parametrize("references", [REFERENCES, []], ids=["recorded", "data sheet"])
 @pytest.mark.parametrize("slow", range(4))
 def test_the_slow_one_of_four_is_found(slow, references):
-    verdict = judge(of_four(slow, 0.8), references)
+    verdict = decide(of_four(slow, 0.8), references)
     assert verdict.gpus == list("0123")
     assert [verdict.of(gpu) for gpu in "0123"] == ["slowed" if gpu == slow else "healthy" for gpu in range(4)]
     assert {finding.gpu for finding in verdict.findings} == {str(slow)}
@@ -134,7 +134,7 @@ def of_pairs(slow, rate=200.0):
     ("slow", "gpus"), [((), []), (("0-3", "1-3", "2-3"), ["3"]), (("1-2",), ["1-2"]), (("0-1", "2-3"), ["0-1", "2-3"])]
 )
 def test_a_slow_link_is_found_by_its_pair_or_its_gpu(slow, gpus):
-    findings = judge([*of_four(0, 1.0), *of_pairs(slow)], REFERENCES).findings
+    findings = decide([*of_four(0, 1.0), *of_pairs(slow)], REFERENCES).findings
     assert [finding.gpu for finding in findings] == gpus
     assert {finding.cause for finding in findings} <= {"link to other GPUs"}
 
@@ -146,14 +146,14 @@ def test_what_the_driver_does_not_report_is_no_fault():
         for row in ROWS
         if row.metric in (*RATES, "fact", "wall")
     ]
-    verdict = judge(rows, REFERENCES)
+    verdict = decide(rows, REFERENCES)
     assert (verdict.outcome, verdict.findings) == ("healthy", [])
 
 
 def test_a_gpu_that_disappears_costs_the_lines_after_it():
     lost = {"status": "failed", "message": "CUDA error: unspecified launch failure", "median": None}
     rows = [row.model_copy(update=lost) if row.unit == "TFLOP/s" else row for row in ROWS]
-    verdict = judge(rows, REFERENCES)
+    verdict = decide(rows, REFERENCES)
     assert causes(verdict) == {("faulty", "workloads fail")}
     measured = {line.instrument for line in verdict.lines if line.value}
     assert measured == {line.instrument for line in verdict.lines} - {"attention", "matmul"}
@@ -163,15 +163,15 @@ def test_a_library_that_is_not_installed_is_no_fault():
     gone = {"status": "skipped", "message": "the package flash-attn-4 is not installed", "median": None}
     kept = [row for row in ROWS if "FlashAttention-4" not in row.work or row.metric in RATES]
     rows = [row.model_copy(update=gone) if "FlashAttention-4" in row.work else row for row in kept]
-    assert judge(rows, REFERENCES).outcome == "healthy"
+    assert decide(rows, REFERENCES).outcome == "healthy"
 
 
 def test_without_recorded_runs_the_data_sheet_is_the_reference():
-    verdict = judge(ROWS)
+    verdict = decide(ROWS)
     assert {line.expected.source for line in verdict.lines if line.expected} == {"data sheet"}
     assert verdict.outcome == "healthy"
     assert {"matmul", "memory", "transfers"} <= {line.instrument for line in verdict.lines if line.slow is not None}
-    assert causes(judge(planted(rates={"memory": 0.5}))) == {("slowed", "memory")}
+    assert causes(decide(planted(rates={"memory": 0.5}))) == {("slowed", "memory")}
 
 
 def test_rates_and_memory_that_no_such_gpu_has_are_noticed():
@@ -196,7 +196,7 @@ def test_a_spread_is_half_of_the_way_between_the_percentiles():
 def test_wrong_numbers_are_a_fault():
     details = {"device": "0", "work": "copy"}
     wrong = make_row(Card(instrument="memory"), summarize("wrong_numbers", "", [3.0], details=details), H200)
-    assert ("faulty", "wrong results") in causes(judge([*ROWS, wrong], REFERENCES))
+    assert ("faulty", "wrong results") in causes(decide([*ROWS, wrong], REFERENCES))
 
 
 def test_a_card_of_another_gpu_is_no_reference():
@@ -206,15 +206,15 @@ def test_a_card_of_another_gpu_is_no_reference():
 
 def test_a_run_with_a_fault_is_no_reference():
     slow = planted(rates={"memory": 0.5})
-    alone, both = (judge(ROWS, judge_in_order(runs).values()) for runs in ({"1": ROWS}, {"1": ROWS, "2": slow}))
+    alone, both = (decide(ROWS, decide_in_order(runs).values()) for runs in ({"1": ROWS}, {"1": ROWS, "2": slow}))
     assert alone.lines == both.lines
 
 
 def test_an_unknown_gpu_cannot_be_decided():
     rows = [row.model_copy(update={"gpu": "NVIDIA Z1"}) for row in ROWS]
-    verdict = judge(rows, REFERENCES)
+    verdict = decide(rows, REFERENCES)
     assert (verdict.outcome, verdict.findings) == ("cannot be decided", [])
-    assert causes(judge(planted(facts={"idle_utilization": "80"}, rows=rows))) == {("slowed", "neighbour")}
+    assert causes(decide(planted(facts={"idle_utilization": "80"}, rows=rows))) == {("slowed", "neighbour")}
 
 
 def test_the_card_is_written_as_two_pages_and_a_page(tmp_path, monkeypatch):
