@@ -24,6 +24,9 @@ def log_to(path: str) -> Iterator[None]:
         except Refused as refusal:
             print(refusal)
             sys.exit(1)
+        except KeyboardInterrupt:
+            print("ended by Ctrl-C")
+            sys.exit(1)
         except BaseException:
             traceback.print_exc()
             raise

@@ -1,7 +1,10 @@
 """The tables' stage: what it says of a file that no measurement wrote."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -31,3 +34,26 @@ def test_a_damaged_file_is_one_sentence(tmp_path, cut):
     assert done.stderr == ""
     assert log.read_text().startswith(f"{csv}: changed since it was written: its SHA-256 is ")
     assert log.read_text().count("\n") == 1
+
+
+ENDLESS = """
+import sys, time
+from scripts.tools.log import log_to
+from scripts.tools.processes import in_processes
+def wait(seconds):
+    print(flush=True)
+    time.sleep(seconds)
+with log_to(sys.argv[1]):
+    in_processes(wait, 4 * [{"seconds": 600}], 2)
+"""
+
+
+def test_ctrl_c_ends_all_processes_in_a_sentence(tmp_path):
+    log = tmp_path / "log"
+    program = [sys.executable, "-c", ENDLESS, str(log)]
+    with subprocess.Popen(program, cwd=ROOT, start_new_session=True) as running:
+        while not (log.exists() and log.read_text() == "\n\n"):  # both processes wait
+            time.sleep(0.1)
+        os.killpg(running.pid, signal.SIGINT)
+        assert running.wait(timeout=30) == 1
+    assert log.read_text() == "\n\nended by Ctrl-C\n"
