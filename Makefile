@@ -22,6 +22,9 @@ report: .venv/installed
 WORKERS := $(or $(PYTEST_XDIST_AUTO_NUM_WORKERS),$(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))))
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
+.DEFAULT:
+	@echo "The target is '$@'; allowed: report, test, test-all, clean or help." >&2; exit 2
+
 help:
 	@sed -n 's/^# make/make/p' Makefile
 

@@ -7,10 +7,12 @@ import atexit
 import os
 import pkgutil
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 
@@ -29,7 +31,7 @@ from cs336_systems.run.forecast import forecast
 from cs336_systems.run.lock import clear_after_dead_owner, note_owner
 from cs336_systems.run.progress import ProgressMonitor
 from cs336_systems.run.warm import WARM
-from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
 from snakemake.settings.enums import Quietness
 from snakemake.utils import update_config
 
@@ -37,17 +39,18 @@ update_config(config, as_in_a_file(workflow.config_settings.config))
 try:
     PLAN = make_plan(config, sources=SOURCES)
 except ValueError as error:
-    raise WorkflowError(str(error))
+    raise Refused(str(error))
 
 PLAN_JSON = plan_to_json(PLAN)
 RESULTS = str(PLAN.results)
+check_folder(RESULTS)
 TRACES = {name: str(PLAN.trace(name)) for name in PLAN.traced}
 CLASS = config["students"]
 IMPORT_S = 120  # time limit for importing a user's modules
 # The file that names each student's implementations.
 STUDENTS = [] if CLASS == NONE else [str(file) for file in map(handed_over, sorted(Path(CLASS).glob("*/"))) if file]
 if CLASS != NONE and not STUDENTS:
-    raise WorkflowError(
+    raise Refused(
         f"{set_by(SOURCES, ['students'])}: students is '{CLASS}'; "
         "allowed: none, or a folder with one for each student, which has a tests/adapters.py or an implementations.yaml"
     )
@@ -104,6 +107,8 @@ onstart:
     PLAN_FILE.write_text(PLAN_JSON, encoding="utf-8")
     others = [job for job in workflow.dag.needrun_jobs(exclude_finished=False) if job.output]
     PROGRESS.follow(pending, len(others) - len(pending))
+    if signal.getsignal(signal.SIGINT) == interrupted:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 onsuccess:
@@ -116,6 +121,23 @@ onerror:
     PROGRESS.finish()
     for sentence in full_disks([PLAN.results, *places()]):
         print(f"The run has failed, and {sentence}.", file=sys.stderr)
+
+
+def explain(record):
+    """Shorten what Snakemake says of a missing file: to why it is refused, or to the targets that are allowed."""
+    text = str(record.msg) if hasattr(record, "exception") else ""
+    if target := re.search(r"No rule to produce (\S+) ", text):
+        made = sorted(rule.name for rule in workflow.rules if not rule.has_wildcards())
+        near = ", ".join(get_close_matches(target[1], made) or made)
+        record.msg = f"Error: the target is {target[1]!r}; allowed: {near}, or a file that a rule makes"
+    elif reasons := re.findall(r"^  +(?:Refused: (.*)|\((.*)\))$", text, re.M):
+        record.msg = f"Error: {'; '.join(dict.fromkeys(map(''.join, reasons)))}"
+    return not text.startswith(
+        "RuleException:\nCalledProcessError"
+    )  # what it says stands below "Error in rule" as well
+
+
+logger.addFilter(explain)
 
 
 def pending_jobs():
@@ -139,7 +161,7 @@ def check_other_models(jobs):
     """Check, in a process that imports PyTorch, that the models of others can be measured before any job begins."""
     for model in other_models(jobs):
         if error := error_of("model", "cs336_systems.model_check", model):
-            raise WorkflowError(f"{set_by(SOURCES, ['model'])}: {printable(error)}")
+            raise Refused(f"{set_by(SOURCES, ['model'])}: {printable(error)}")
 
 
 def check_own_implementations(jobs):
@@ -147,7 +169,7 @@ def check_own_implementations(jobs):
     asked = {(family_of(job.experiment), own.text) for job in jobs for own in job.own_implementations}
     arguments = [*chain.from_iterable(sorted(asked))]
     if asked and (error := error_of("implementations", "cs336_systems.implementations", arguments)):
-        raise WorkflowError(f"{set_by(SOURCES, ['implementations'])}: {printable(error)}")
+        raise Refused(f"{set_by(SOURCES, ['implementations'])}: {printable(error)}")
 
 
 def error_of(key, module, arguments):
@@ -270,12 +292,12 @@ def obstacles(wildcards):
     ):
         return refused
     if not workflow.local_exec and config["machine"] == AUTO:
-        raise WorkflowError(
+        raise Refused(
             f"{set_by(SOURCES, ['machine'])}: machine is 'auto', but jobs run elsewhere; say on what, see its comment"
         )
     if workflow.is_main_process and workflow.local_exec and PLAN.nodes > 1:
         where = set_by(SOURCES, ["nodes"])
-        raise WorkflowError(f"{where}: nodes is {PLAN.nodes}, but jobs run here; allowed: 1, or use profiles/slurm")
+        raise Refused(f"{where}: nodes is {PLAN.nodes}, but jobs run here; allowed: 1, or use profiles/slurm")
     return []
 
 

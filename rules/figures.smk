@@ -8,7 +8,7 @@ from scripts.rendering.contents import read_contents
 try:
     CONTENTS = read_contents()
 except ValueError as error:
-    raise WorkflowError(str(error))
+    raise Refused(str(error))
 
 FIGURES = {name: f"{RESULTS}/figures/{name}.svg" for name in CONTENTS.figures}
 

@@ -1,19 +1,43 @@
-"""What must hold before anything is read or run: the folder, room on its disk, and configuration files that are YAML.
+"""What must hold before anything is read or run: folders, room on the disk, and configuration files that are YAML.
 
-Needs nothing; makes SOURCES, what the configuration is merged from, by name.
+Needs nothing; makes SOURCES, what the configuration is merged from, by name, and Refused, by which input is refused.
 """
 
+import os
 import shutil
+import signal
 from pathlib import Path
 
-from snakemake.exceptions import WorkflowError
+from snakemake.exceptions import CliException
 
 FREE_MB = 50
 
+
+class Refused(CliException):
+    """A refused input. Snakemake prints its sentence, without the line of the rules that refuses it."""
+
+    __traceback__ = None
+
+
+def interrupted(*_):
+    """End before the first job begins: afterwards Snakemake has its own way to end."""
+    raise SystemExit("The run was ended by Ctrl-C, before anything was measured or made.")
+
+
+def check_folder(folder):
+    """Refuse a folder that cannot be written, or something else in its place."""
+    if os.path.lexists(folder) and not (os.path.isdir(folder) and os.access(folder, os.W_OK)):
+        raise Refused(f"{folder} is not a folder that this user can write; allowed: to be one, or to be absent")
+
+
+if workflow.is_main_process and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+    signal.signal(signal.SIGINT, interrupted)
 if Path.cwd() != Path(workflow.basedir):
-    raise WorkflowError(f"snakemake runs in {Path.cwd()}; allowed: the project's folder, {workflow.basedir}")
+    raise Refused(f"snakemake runs in {Path.cwd()}; allowed: the project's folder, {workflow.basedir}")
+for folder in (Path.cwd(), ".snakemake", "results"):
+    check_folder(folder)
 if (free := shutil.disk_usage(".").free / 1e6) < FREE_MB:
-    raise WorkflowError(f"the disk of {Path.cwd()} has {free:.0f} MB free; allowed: at least {FREE_MB} MB")
+    raise Refused(f"the disk of {Path.cwd()} has {free:.0f} MB free; allowed: at least {FREE_MB} MB")
 
 from cs336_systems.yaml_file import read_mapping
 
@@ -24,5 +48,5 @@ try:
         for file in [Path(path).relative_to(Path.cwd()) if Path.cwd() in Path(path).parents else Path(path)]
     ]
 except ValueError as error:
-    raise WorkflowError(str(error))
+    raise Refused(str(error))
 SOURCES.append(("--config", workflow.config_settings.config))

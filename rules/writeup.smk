@@ -10,7 +10,7 @@ TEMPLATES = sorted(map(str, Path("report").rglob("*.typ.j2")))
 try:
     NOTES = note_files(CONTENTS.sections)
 except ValueError as error:
-    raise WorkflowError(str(error))
+    raise Refused(str(error))
 THEMES = sorted(map(str, Path("report").rglob("*.typ")))
 
 

@@ -1,11 +1,15 @@
 """Bad configuration ends in one sentence, before anything runs."""
 
+import os
 import re
 import shutil
+import signal
+import subprocess
+import time
 
 import pytest
 
-from tests.workflow.project import ROOT, copy_files, copy_project, edit, snakemake
+from tests.workflow.project import ROOT, SNAKEMAKE, copy_files, copy_project, edit, environment, snakemake
 
 pytestmark = pytest.mark.workflow
 
@@ -20,7 +24,8 @@ def refused(folder, *arguments):
     """What Snakemake prints before it ends without running anything."""
     output = snakemake(folder, *arguments, check=False)
     assert "Traceback" not in output
-    assert not (folder / "results").exists()
+    assert 'file "' not in output.lower()
+    assert not (folder / "results").is_dir()
     return output
 
 
@@ -40,6 +45,27 @@ def test_wrong_contents_end_in_a_sentence(project):
     contents.write_text(before)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("end_to_en",), "Error: the target is 'end_to_en'; allowed: end_to_end, or a file that a rule makes\n"),
+        (("check",), "Error: bundle is 'none'; allowed: the path of a bundle\n"),
+        (
+            ("--config", "nodes=2", "machine=4 x NVIDIA H200"),
+            "Error: --config: nodes is 2, but jobs run here; allowed: 1, or use profiles/slurm\n",
+        ),
+    ],
+)
+def test_what_snakemake_cannot_make_ends_in_a_sentence(project, arguments, sentence):
+    assert refused(project, "-n", *arguments).endswith(sentence)
+
+
+def test_a_file_in_the_place_of_a_folder_is_named(project):
+    (project / "results").write_text("mine")
+    assert "Error: results is not a folder that this user can write" in refused(project)
+    (project / "results").unlink()
+
+
 @pytest.mark.slow
 def test_a_missing_configuration_is_named(project):
     config = project / "config.yaml"
@@ -55,6 +81,20 @@ def test_a_model_that_cannot_be_called_is_named_before_any_job_begins(project):
     assert "--config: model 'tests.support.raising_model:LM' cannot be loaded: RuntimeError: of itself" in output
     assert not list((project / "results").rglob("*.*"))
     shutil.rmtree(project / "results", ignore_errors=True)
+
+
+@pytest.mark.slow
+def test_ctrl_c_during_the_tests_of_the_code_ends_in_a_sentence(tmp_path):
+    folder = copy_project(tmp_path)
+    (folder / "rules/correctness.sh").write_text("#!/bin/sh\nsleep 600\n")
+    options = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen([*SNAKEMAKE, "measurements"], cwd=folder, env=environment(folder), **options) as running:
+        while "Testing the code" not in running.stderr.readline():
+            pass
+        time.sleep(1)
+        os.killpg(running.pid, signal.SIGINT)
+        assert running.stderr.read() == "The run was ended by Ctrl-C, before anything was measured or made.\n"
+    assert not list(folder.glob(".snakemake/locks/*"))
 
 
 def test_snakemake_runs_in_the_projects_folder(tmp_path):
