@@ -87,6 +87,12 @@ def packed(text: str) -> str:
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
 
 
+def links_of(project: Path) -> dict[str, str]:
+    """Links of the page's bar: the PDF, and the addresses that a pyproject.toml has under `urls`, if any."""
+    urls = tomllib.loads(project.read_text(encoding="utf-8"))["project"].get("urls", {})
+    return {"PDF": "writeup.pdf", **urls}
+
+
 def page(source: Path, figures: Mapping[str, str], rows: str, charts: str) -> str:
     """The page, from SVG texts of figures by name, the result of `rows_json`, and the script that draws charts."""
     title, style, body = typeset(source)
@@ -99,7 +105,7 @@ def page(source: Path, figures: Mapping[str, str], rows: str, charts: str) -> st
         title=title,
         headings=headings,
         content=content,
-        links={"PDF": "writeup.pdf", **tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["urls"]},
+        links=links_of(PROJECT),
         styles=[style, *(Markup(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.css")))],
         scripts=[Markup(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.js"))],
         data={

@@ -5,6 +5,7 @@ import io
 
 import pytest
 
+from scripts.stages.web import PROJECT, links_of
 from tests.samples import planned_rows
 from tests.web.conftest import DESKTOP, HTML, PHONE, make_page
 
@@ -116,7 +117,17 @@ def test_headings_figures_and_tables_have_links_to_themselves(page, browser):
         "#tab-steps",
     ]
     assert all(browser.run("return document.querySelector(arguments[0]) !== null", link) for link in links)
-    assert browser.texts("#bar .jump a")[0] == "PDF"
+    assert browser.texts("#bar .jump a") == [*links_of(PROJECT), "Explorer"]
+
+
+def test_the_bar_links_what_the_project_names(tmp_path):
+    project = tmp_path / "pyproject.toml"
+    project.write_text('[project]\nname = "mine"\n')
+    assert links_of(project) == {"PDF": "writeup.pdf"}
+    urls = {"Repository": "https://example.org/code", "Documentation": "https://example.org/docs"}
+    lines = [f'{name} = "{address}"' for name, address in urls.items()]
+    project.write_text("\n".join(["[project]", 'name = "mine"', "[project.urls]", *lines]))
+    assert links_of(project) == {"PDF": "writeup.pdf"} | urls
 
 
 def test_what_only_the_page_shows_is_numbered_apart(page, browser):
