@@ -37,8 +37,8 @@ def linear_cross_entropy(
 
     Args:
         hidden: [..., d], bf16 or fp32; under autocast, hidden and weight are cast as for a linear layer.
-        weight: [vocabulary, d], of the same dtype; may be shared with an embedding. Or the linear layer that has it:
-            the layer is called, with this loss instead of its matmul, so that its hooks run. The hooks of a
+        weight: [vocabulary, d], of the same dtype; may be shared with an embedding. A linear layer is accepted too: it
+            is called with this loss instead of its matmul, so that its hooks run. The hooks of a
             FullyShardedDataParallel or of fully_shard gather the weight.
         targets: integers of any width in [0, vocabulary), or ignore_index, of the shape [...]. On a GPU another target
             makes the loss and its token's gradients NaN; on a CPU it is an error.

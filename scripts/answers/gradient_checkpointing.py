@@ -98,9 +98,8 @@ def measured(found: DataFrame) -> Answer:
         asked="(b) Best segment",
         verdict=say("The best numbers of blocks per segment are {best:listing}.", best=best)
         or say(
-            "Peaks are counted on GPUs only; with segments of {row[segment]} a step takes {row[step] / "
-            "plain[step]:times} "
-            "the time.",
+            "Peaks are counted on GPUs only; segments of {row[segment]} take {row[step] / plain[step]:times} the time "
+            "of no checkpoints.",
             row=first(found[found["segment"] > 0]),
             plain=first(select(found, segment=0)),
         ),

@@ -66,7 +66,7 @@ def launches(steps: DataFrame, missing: str) -> Answer:
         ),
         more=facts.say(
             "{row[label]}'s step in bf16 has {row[launches]:whole} launches, {per_block:whole} per block.",
-            "If kernels are shorter, the device waits.",
+            "The device waits after each kernel that is shorter than a launch.",
             per_block=None if largest is None else largest["launches"] / parse_size(largest["size"]).num_layers,
         ),
         evidence=[

@@ -96,7 +96,7 @@ def across_cells(table: DataFrame, rows: DataFrame, shown: Mapping[str, Sequence
         grid(DataFrame(lines), {"": {"ms": "{title}"}, **columns}),
         f"Median step and its 20th to 80th percentile{in_device_bound_cells(rows)}, each wrapper at its fastest "
         f"setting; {' or '.join(str(n) for n in sorted(set(rows['n'].astype(int))))} steps each.",
-        legend={"exposed": "Exposed: what it takes longer than without communication"},
+        legend={"exposed": "Exposed: its extra time over the step without communication"},
     )
 
 

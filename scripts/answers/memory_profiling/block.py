@@ -34,7 +34,7 @@ def block(table: DataFrame) -> dict[str, Answer]:
             asked=asked[0],
             verdict=facts.say(
                 "A block of {full[label]} saves {full[saved]:MiB} at context {context} ({full[precision]}, "
-                "{full[attention]}); {most[mean] / full[saved]:percent} is {operator}'s.",
+                "{full[attention]}); {most[mean] / full[saved]:percent} is from {operator}.",
                 most=most,
                 operator=None if most is None else most["operator"] or FLASH,
             ),
