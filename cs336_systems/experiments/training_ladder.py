@@ -180,6 +180,11 @@ class TrainingLadder(Experiment):
     """Steps timed on a CPU, fewer if they are slow; on a GPU a step runs until steady state. For part training:
     training steps."""
 
+    @property
+    def has_fp8(self) -> bool:
+        """Whether FP8 is measured."""
+        return any(rung.fp8 for rung in rungs_of(self.rungs))
+
     def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
         """Describe the step of each rung, if steps are timed."""
         for rung in rungs_of(self.rungs) if self.part in ("steps", "processes") else ():

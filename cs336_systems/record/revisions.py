@@ -18,8 +18,11 @@ LOCK = Path(__file__).parents[1] / "revisions.yaml"
 FIRST = 1
 """The revision of units that are not in the lock yet."""
 OWN_MODEL = "cs336_systems.model:TransformerLM"
-CHOSEN = {("model", "flash_kernels"): ("attention", "flash")}
-"""Instruments that another one runs only in cells with this value of a parameter."""
+CHOSEN: dict[tuple[str, str], tuple[str, object]] = {
+    ("model", "flash_kernels"): ("attention", "flash"),
+    **{(unit, "fp8"): ("has_fp8", True) for unit in ("card", "kernel_trace", "leaderboard", "training_ladder")},
+}
+"""Instruments that another unit runs only in cells with this value of a parameter or property."""
 
 
 class Unit(NamedTuple):

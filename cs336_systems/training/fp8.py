@@ -19,16 +19,13 @@ from torch import Tensor, nn
 from cs336_systems.attention.differentiation import only_once
 from cs336_systems.nvidia import compute_capability
 from cs336_systems.training.dispatch import HAS_TRITON
-from cs336_systems.training.fp8_formats import E4M3, E5M2
+from cs336_systems.training.fp8_formats import CAPABILITY, E4M3, E5M2
 from cs336_systems.training.fp8_operands import MULTIPLE, check_operands, matmul, round_operand, rounds_in_kernels
 from cs336_systems.training.packed_linear import pack_rows
 from cs336_systems.training.spare_sms import leave_sms
 
 if HAS_TRITON:
     from cs336_systems.training.triton_fp8 import GRADIENT, INPUT, WEIGHT, AmaxHistory
-
-CAPABILITY = (8, 9)
-"""The lowest compute capability with FP8 matmuls."""
 
 
 def fp8_linear(

@@ -2,6 +2,8 @@
 
 import torch
 
+CAPABILITY = (8, 9)
+"""The lowest compute capability with FP8 matmuls."""
 E4M3 = torch.float8_e4m3fn
 """Of values and weights: 3 bits of mantissa, up to 448."""
 E5M2 = torch.float8_e5m2

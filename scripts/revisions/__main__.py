@@ -32,6 +32,7 @@ INSTRUMENTS = {
     "memory": ("cs336_systems.measure.memory", "cs336_systems.measure.saved_tensors"),
     "model": ("cs336_systems.model", "cs336_systems.training_step"),
     "flash_kernels": ("cs336_systems.attention",),
+    "fp8": tuple(f"cs336_systems.training.{name}" for name in ("fp8", "fp8_swiglu", "triton_fp8_swiglu", "spare_sms")),
     "plain_attention": ("cs336_systems.attention.plain",),
     "exact_attention": (f"{COMPARISON}.exact_attention", f"{COMPARISON}.refusal"),
     # Interleaved training on several ranks.

@@ -9,7 +9,7 @@ from torch import Tensor
 from cs336_systems.benchmarks.instruments.work import Call, Work, WrongResults
 from cs336_systems.measure.memory import Unavailable
 from cs336_systems.nvidia import compute_capability
-from cs336_systems.training.fp8 import CAPABILITY
+from cs336_systems.training.fp8_formats import CAPABILITY
 
 Multiply = Callable[[Tensor, Tensor], Callable[[], Tensor]]
 """A function from fp32 matrices a and b to a function that computes a @ b.T in some precision."""

@@ -21,7 +21,8 @@ from cs336_systems.training.adamw import MasterAdamW
 from cs336_systems.training.captured_step import CapturedStep
 from cs336_systems.training.checkpointing import checkpoint_blocks
 from cs336_systems.training.compiled_blocks import compile_blocks
-from cs336_systems.training.fp8 import CAPABILITY, use_fp8
+from cs336_systems.training.fp8 import use_fp8
+from cs336_systems.training.fp8_formats import CAPABILITY
 from cs336_systems.training.fused_model import FusedTransformerLM, fuse
 from cs336_systems.training.linear_cross_entropy import linear_cross_entropy
 from cs336_systems.training_step import precision_context
