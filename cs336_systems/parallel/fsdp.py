@@ -137,18 +137,17 @@ class FullyShardedDataParallel(WrappedModule):
         shards = self.sharded_weights
         names = {parameter: name for name, parameter in module.named_parameters()}
         rest = {names[p]: places for p, places in find_places(module).items() if p not in shards}
-        self._replicas = ReplicatedParameters(rest, mesh, device, weakly(self._replica_arrived))
+        self._replicas = ReplicatedParameters(rest, mesh, device, Hook(self._replica_arrived))
         load_into({place: p for p, places in find_places(module).items() for place in places})
-        module.register_forward_pre_hook(Hook(weakly(self._before_module)))
+        module.register_forward_pre_hook(ModuleHook(self._before_module))
         for unit, part in zip(self._units, modules, strict=True):
-            before, after = weakly(self._before_forward), weakly(self._after_forward)
-            call_around(part, partial(before, unit.index), partial(after, unit.index))
+            call_around(part, ModuleHook(self._before_forward, unit.index), ModuleHook(self._after_forward, unit.index))
             for position, weight in enumerate(unit.first):
                 if weight.whole.requires_grad:
-                    hook = partial(weakly(self._gradient_arrived), unit.index, position)
+                    hook = Hook(self._gradient_arrived, unit.index, position)
                     weight.whole.register_post_accumulate_grad_hook(hook)
             unit.plan()
-        module.register_forward_hook(Hook(weakly(self._after_module)), always_call=True)
+        module.register_forward_hook(ModuleHook(self._after_module), always_call=True)
         if compute_dtype is not None:
             for part in module.modules():
                 if isinstance(part, (nn.LayerNorm, nn.GroupNorm)):
@@ -296,14 +295,14 @@ class FullyShardedDataParallel(WrappedModule):
         self._replicas.hide()
         for tensor in tensors_with_gradient(output):
             if not tensor.is_leaf:  # else it is an input, or a parameter, which would keep the hook
-                tensor.register_hook(weakly(self._begin_backward_pass))
+                tensor.register_hook(Hook(self._begin_backward_pass))
 
     def _begin_backward_pass(self, gradient: Tensor) -> None:
         """Register plain tensors for recomputation, as in the forward pass."""
         if not self._in_backward:
             self._in_backward = True
             self._replicas.show()
-            torch.autograd.Variable._execution_engine.queue_callback(weakly(self._end_backward))
+            torch.autograd.Variable._execution_engine.queue_callback(Hook(self._end_backward))
 
     def _end_backward(self) -> None:
         if self._in_backward:
@@ -317,7 +316,7 @@ class FullyShardedDataParallel(WrappedModule):
         unit.show_whole(dtype)
         if unit.has_ambiguous_gradients:
             tensors = tensors_with_gradient((args, kwargs))
-            call_after_gradients(tensors, partial(weakly(self._end_backward_use), index))
+            call_after_gradients(tensors, Hook(self._end_backward_use, index))
         if dtype is None:
             return args, kwargs
         return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, (args, kwargs))
@@ -329,7 +328,7 @@ class FullyShardedDataParallel(WrappedModule):
         self._end_use(unit, backward=False)
         if not isinstance(module, nn.Embedding):  # whose backward pass reads only the token ids
             for tensor in tensors_with_gradient(output):
-                tensor.register_hook(partial(weakly(self._begin_backward), index))
+                tensor.register_hook(Hook(self._begin_backward, index))
 
     def _end_backward_use(self, index: int) -> None:
         self._end_use(self._units[index], backward=True)
@@ -428,17 +427,37 @@ def refuse_copies() -> NoReturn:
 
 
 class Hook:
-    """A module's hook that cannot be copied with the module."""
+    """A hook that calls a wrapper's method, does not keep the wrapper, as in data_parallel, and cannot be copied.
 
-    def __init__(self, action: Callable[..., Any]):
-        self._action = torch.compiler.disable(action)
+    It may outlive the wrapper, which holds the weights.
+    """
+
+    def __init__(self, method: Callable[..., Any], *arguments: Any):
+        self._method = weakref.WeakMethod(method)
+        self._arguments = arguments
 
     def __call__(self, *args: Any) -> Any:
-        """Call the action."""
-        return self._action(*args)
+        """Call the method with the hook's arguments and its caller's.
+
+        Raises:
+            RuntimeError: the wrapper no longer exists.
+        """
+        method = self._method()
+        if method is None:
+            raise RuntimeError(
+                "the FullyShardedDataParallel that gathers the weights of this module was deleted: keep a reference to "
+                "it"
+            )
+        return method(*self._arguments, *args)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copies()
+
+
+class ModuleHook(Hook):
+    """The same for modules, which may be compiled: it runs outside the compiled code."""
+
+    __call__ = torch.compiler.disable(Hook.__call__)
 
 
 def cast_to_weight(norm: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -449,12 +468,12 @@ def cast_to_weight(norm: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(x.to(weight.dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs)
 
 
-def call_around(module: nn.Module, before: Callable[..., Any], after: Callable[..., None]) -> None:
+def call_around(module: nn.Module, before: Hook, after: Hook) -> None:
     """Make a module call `before` with its arguments and `after` with its output, outside any compiled code."""
     compiled = module._compiled_call_impl
     if compiled is None:
-        module.register_forward_pre_hook(Hook(before), with_kwargs=True)
-        module.register_forward_hook(Hook(after), always_call=True)
+        module.register_forward_pre_hook(before, with_kwargs=True)
+        module.register_forward_hook(after, always_call=True)
         return
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -467,25 +486,6 @@ def call_around(module: nn.Module, before: Callable[..., Any], after: Callable[.
         return output
 
     module._compiled_call_impl = call
-
-
-def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a wrapper's method a hook that does not keep the wrapper, as in data_parallel.
-
-    The hook may outlive the wrapper, which holds the weights; it raises a RuntimeError then.
-    """
-    reference = weakref.WeakMethod(method)
-
-    def hook(*args: Any) -> Any:
-        alive = reference()
-        if alive is None:
-            raise RuntimeError(
-                "the FullyShardedDataParallel that gathers the weights of this module was deleted: keep a reference to "
-                "it"
-            )
-        return alive(*args)
-
-    return hook
 
 
 def call_after_gradients(tensors: Sequence[Tensor], action: Callable[[], None]) -> None:
