@@ -9,7 +9,7 @@ from cs336_systems.measure.gpus import gpu_of
 from scripts.card.expected import sheet_peak
 from scripts.card.lines import facts_of, lines_of
 from scripts.checks import Case, Cases, Check, check
-from scripts.checks.data_sheet import card_has_its_memory
+from scripts.checks.machine import card_has_its_memory
 
 Cards = Mapping[str, Sequence[Any]]
 """The rows of runs by name."""

@@ -1,4 +1,4 @@
-"""Self-checks of rows that are sums of other rows by definition."""
+"""Self-checks of numbers that are sums of other rows, or whole numbers, by definition."""
 
 import math
 from collections.abc import Mapping
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import numpy
 from pandas import DataFrame
 
+from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.metrics import Metric, metrics_of, wholes
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.measurement import parse_samples
@@ -20,6 +21,7 @@ SAMPLE_ROUNDING = 1e-4
 """Samples are kept with five digits."""
 TIMED_APART = (0.6, 2.5)
 """The ratio of the sum of parts to their whole if the parts were timed separately in other steps, without overlap."""
+BYTES = {"B": 1, "MiB": MIB}
 
 
 def bounds(part: Metric, on_gpu: bool) -> tuple[float, float]:
@@ -70,3 +72,15 @@ def each_step_is_the_sum_of_its_phases(tables: Mapping[str, DataFrame]) -> Cases
                 apart = numpy.abs(sum(phases) - step) if alike else numpy.full(len(step), math.inf)
                 detail = f"up to {apart.max():.3f} {kind.metrics[whole]} apart"
                 yield Case(in_words(kind, cell), bool((apart > SAMPLE_ROUNDING * step).any()), detail)
+
+
+@check("{n} numbers")
+def counts_are_whole(tables: Mapping[str, DataFrame]) -> Cases:
+    """Memory is a whole number of bytes, and every count is a whole number."""
+    for name, table in tables.items():
+        once = table[(table["status"] == "ok") & (table["n"] == 1)]
+        counts = [metric for metric, of in metrics_of(EXPERIMENTS[name]).items() if of.counts]
+        rows = once[once["unit"].isin(list(BYTES)) | once["metric"].isin(counts)]
+        for _, row in rows.iterrows():
+            wrong = row["mean"] * BYTES.get(row["unit"], 1) % 1 != 0
+            yield Case(name_row(name, row), wrong, f"{row['metric']} {row['mean']}")

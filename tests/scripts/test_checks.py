@@ -8,8 +8,8 @@ import pytest
 from scripts.checks import attention_calls, dtypes, end_to_end
 from scripts.checks.law import Reading
 from scripts.checks.laws import peak_flops
+from scripts.checks.machine import one_machine, one_version_each
 from scripts.checks.twins import no_two_times_identical
-from scripts.checks.versions import one_machine, one_version_each
 from scripts.stages.self_checks import all_checks
 from scripts.views.data import select
 from tests.samples import PEAK

@@ -106,9 +106,6 @@ FAULTS = {
         (nudge(rows("data_parallel", metric="communicated", wrapper="ddp_view"), 0.5), "ddp_view .* bytes, and "),
         (swap(rows("data_parallel", **FP32), "wrapper", "naive", "flat"), "naive, .*: 1 messages, .* declared"),
     ],
-    "data_sheet": [
-        (put(rows("autocast_dtypes", autocast="bf16"), gpu_memory=80 * 2**30), "autocast_dtypes: .* GiB, not"),
-    ],
     "dtypes": [
         put(rows("end_to_end", **MEDIUM, metric="logits_dtype"), value="bfloat16"),
         put(rows("autocast_dtypes", metric="norm_output", autocast="bf16"), value="bfloat16"),
@@ -138,10 +135,6 @@ FAULTS = {
             "fsdp, 2.7B, .*: unit 0 of",
         )
         for metric, change in (("begins", lambda times: len(times) * [0.0]), ("needed", lambda times: times[:-1]))
-    ],
-    "gpu_monitor": [
-        scale(rows("checkpointing", metric="sm_clock", **SEGMENTS), 2),
-        scale(rows("checkpointing", metric="sm_clock", **SEGMENTS), 0.9876),
     ],
     "growth": [
         scale(rows("attention", metric="backward", sequence=16384, **PLAIN), 1.5),
@@ -181,6 +174,17 @@ FAULTS = {
         swap(rows("memory_profile", **FOLLOWED), "category", "saved activations", "temporaries"),
         put(rows("optimizer_sharding", **STATE), samples=in_samples(lambda ranks: ranks[:1])),
     ],
+    "machine": [
+        (put(rows("end_to_end", **MEDIUM, metric="logits_dtype"), tf32=True), "end_to_end: .* TF32 in 1 rows"),
+        (put(rows("flash", sequence=8192, **OURS), gpu="NVIDIA H100"), "NVIDIA H100 and NVIDIA H200"),
+        (put(rows("attention", sequence=8192), gpu_count=2), "attention: .* another number of GPUs in [1-9]"),
+        (put(rows("flash", sequence=8192, **OURS), torch="2.12.0"), "flash: torch .* and 2.12.0"),
+        (put(rows("end_to_end", **TRAINED), seed=1), "end_to_end: seed 0 and 1"),
+        put(rows("autocast_dtypes", metric="loss", autocast="bf16"), git_commit="0" * 40),
+        (put(rows("autocast_dtypes", autocast="bf16"), gpu_memory=80 * 2**30), "autocast_dtypes: .* GiB, not"),
+        scale(rows("checkpointing", metric="sm_clock", **SEGMENTS), 2),
+        scale(rows("checkpointing", metric="sm_clock", **SEGMENTS), 0.9876),
+    ],
     "memory_profile": [
         scale(rows("memory_profile", metric="allocation", rank="3", **FOLLOWED), 2),
         put(rows("memory_profile", metric="lifetime", rank="2", **FOLLOWED), operator="mm"),
@@ -194,6 +198,8 @@ FAULTS = {
         scale(rows("memory_profile", metric="at_peak", category="gradients", **FOLLOWED), 1.01),
         put(rows("block_memory", **BLOCK, metric="saved_activations"), mean=1.0),
         scale(rows("kernel_profile", metric="stage", stage="forward", **PROFILED), 1.5),
+        scale(rows("checkpointing", metric="memory_before_step", **SEGMENTS), 1.0012345),
+        scale(rows("end_to_end", metric="launches", **SMALL), 1.01),
     ],
     "training_ladder": [
         (put(rows("training_ladder", size="2.7B", rung="overlap", metric="step"), median=100.0), "overlap: .* floor"),
@@ -208,14 +214,6 @@ FAULTS = {
         copy(rows("attention", sequence=8192, **PLAIN), rows("attention", sequence=8192, d=64, compiled=True)),
         relabel(rows("attention", sequence=8192, **PLAIN), sequence=12288),
     ],
-    "versions": [
-        (put(rows("end_to_end", **MEDIUM, metric="logits_dtype"), tf32=True), "end_to_end: .* TF32 in 1 rows"),
-        (put(rows("flash", sequence=8192, **OURS), gpu="NVIDIA H100"), "NVIDIA H100 and NVIDIA H200"),
-        (put(rows("attention", sequence=8192), gpu_count=2), "attention: .* another number of GPUs in [1-9]"),
-        (put(rows("flash", sequence=8192, **OURS), torch="2.12.0"), "flash: torch .* and 2.12.0"),
-        (put(rows("end_to_end", **TRAINED), seed=1), "end_to_end: seed 0 and 1"),
-        put(rows("autocast_dtypes", metric="loss", autocast="bf16"), git_commit="0" * 40),
-    ],
     "what_fits": [
         scale(rows("end_to_end", metric="peak_memory", **SMALL), 0.95),
         scale(rows("training_ladder", metric="peak_memory", rung="graph", size="2.7B"), 0.8),
@@ -227,10 +225,6 @@ FAULTS = {
         put(rows("data_parallel", wrapper=["ddp", "ddp_view"], metric="peak_memory"), mean=lambda mib: mib + 3811),
         put(rows("end_to_end", **TRAINED, metric="step"), gpu_memory=32 * 2**30),
         put(rows("end_to_end", metric="cell", status="oom"), size="small"),
-    ],
-    "whole_numbers": [
-        scale(rows("checkpointing", metric="memory_before_step", **SEGMENTS), 1.0012345),
-        scale(rows("end_to_end", metric="launches", **SMALL), 1.01),
     ],
 }
 """By module of scripts/checks: faults, and the beginning of the complaint where it is not the cell in words."""

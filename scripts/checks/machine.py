@@ -1,15 +1,19 @@
-"""Self-checks of the machines and versions of an experiment's rows."""
+"""Self-checks of the machines that measured rows: one GPU model and version, its memory, and its clock."""
 
 import dataclasses
+import heapq
 from collections.abc import Mapping
 
 from pandas import DataFrame
 
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.gpus import gpu_of
+from cs336_systems.record.measurement import SM_CLOCK, parse_samples
 from cs336_systems.record.rows import Provenance, parameters
-from scripts.checks import Case, Cases, check, name_row
+from scripts.checks import Case, Cases, check, name_row, rows_of
 from scripts.views.attention_calls import kind_of_call
+from scripts.views.units import GB, GIB
 
 ONE_EACH = (
     *("torch", "torch_files", "triton", "cuda", "cudnn", "driver", "flash_attn", "python"),
@@ -20,6 +24,10 @@ ALL_OF_THEM = ", ".join(ONE_EACH)
 PACKAGES = {contender.package for contender in Flash.contenders}
 """Libraries used only by some implementations of attention."""
 ORIGIN = [field.name for field in dataclasses.fields(Provenance) if field.name != "revisions"]
+RESERVED = 0.1
+"""Largest share of a GPU's memory that its driver reserves, for example for error correction."""
+ABOVE_OTHERS = 0.1
+"""Share by which one cell's clock may exceed all others."""
 
 
 @check("{n} experiments")
@@ -85,3 +93,25 @@ def cells_have_one_origin(tables: Mapping[str, DataFrame]) -> Cases:
         several = origins.duplicated(keys)
         for (_, row), other in zip(origins.iterrows(), several, strict=True):
             yield Case(name_row(name, row), other, "of another job")
+
+
+@check("{n} jobs", "no data sheet is listed for this GPU or CPU")
+def card_has_its_memory(tables: Mapping[str, DataFrame]) -> Cases:
+    """The GPU has the memory of its data sheet, in GB or in GiB, except for the driver's share."""
+    for name, table in tables.items():
+        jobs = table[["gpu", "gpu_memory", "utc"]].drop_duplicates()
+        for gpu, memory in zip(jobs["gpu"], jobs["gpu_memory"], strict=True):
+            if sheet := gpu_of(gpu):
+                low, high = (1 - RESERVED) * sheet.memory, sheet.memory / GB * GIB
+                detail = f"{memory / GIB:.1f} GiB, not between {low / GIB:.1f} and {high / GIB:.1f}"
+                yield Case(name, not low <= memory <= high, detail)
+
+
+@check("{n} cells", "a GPU's clock is sampled where its driver reports it")
+def clocks_are_clocks(tables: Mapping[str, DataFrame]) -> Cases:
+    """A GPU's clock is a whole number of MHz that other cells also reach."""
+    clocks = [(cell, parse_samples(row["samples"]) or [row["mean"]]) for cell, row in rows_of(tables, metric=SM_CLOCK)]
+    second = min(heapq.nlargest(2, (max(samples) for _, samples in clocks)), default=0.0)
+    for cell, samples in clocks:
+        wrong = any(sample % 1 for sample in samples) or max(samples) > (1 + ABOVE_OTHERS) * second
+        yield Case(cell, wrong, f"{max(samples):g} MHz, the second highest of all cells {second:g} MHz")
