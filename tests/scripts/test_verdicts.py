@@ -10,7 +10,7 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import make_plan
 from scripts.rendering.contents import read_contents
 from scripts.rendering.markup import finalize
-from scripts.stages.verdict import judge
+from scripts.stages.verdict import write_verdict
 from scripts.stages.writeup import compute, fill
 from scripts.views.coverage import OUTCOMES, UNPLANNED, cover
 from scripts.views.data import frame
@@ -63,7 +63,7 @@ def judged(tmp_path):
         checks_of(outcomes).to_csv(checks, index=False)
         verdict.unlink(missing_ok=True)
         try:
-            judge(str(checks), "results/cpu/writeup.pdf", str(verdict), strict)
+            write_verdict(str(checks), "results/cpu/writeup.pdf", str(verdict), strict)
         except SystemExit as refusal:
             assert not verdict.exists()
             return str(refusal.code)
