@@ -24,9 +24,9 @@ GRID = {"size": ["nano"], "context": [8]}
 MINE = {"d_model": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
 
 
-def grids(end_to_end):
-    """The project's experiments with these grids of end_to_end at either scale."""
-    return config()["experiments"] | {"end_to_end": {"smoke": end_to_end, "handout": end_to_end}}
+def grids(given, experiment="end_to_end"):
+    """The project's experiments with these grids of one at either scale."""
+    return config()["experiments"] | {experiment: {"smoke": given, "handout": given}}
 
 
 def planned(grid, tmp_path, **changes):
@@ -113,10 +113,9 @@ def test_a_mistake_is_blamed_on_the_source_that_made_it(tmp_path, nodes, given, 
 
 def test_a_launch_of_too_many_processes_is_refused(tmp_path):
     grid = {"backend": ["gloo"], "processes": [2, 100_000]}
-    experiments = config()["experiments"] | {"all_reduce": {"smoke": {"all": grid}, "handout": {"all": grid}}}
     complaint = "config.yaml: experiments.all_reduce.smoke.all: processes is 100000; allowed: at most 256"
     with pytest.raises(ValueError, match=complaint):
-        make_plan(config(experiments=experiments, scale="smoke"), tmp_path)
+        make_plan(config(experiments=grids({"all": grid}, "all_reduce"), scale="smoke"), tmp_path)
 
 
 @pytest.mark.parametrize("scale", ["smoke", "quick", "handout"])
@@ -258,8 +257,7 @@ def ranks(monkeypatch):
     grid = {"processes": [2, 4], "megabytes": [1, 10]}
 
     def plan(machine):
-        experiments = config()["experiments"] | {"ranks": {"smoke": {"all": grid}, "handout": {"all": grid}}}
-        return make_plan(config(experiments=experiments, machine=machine))
+        return make_plan(config(experiments=grids({"all": grid}, "ranks"), machine=machine))
 
     return plan
 
@@ -299,8 +297,7 @@ def test_a_job_of_more_gpus_than_there_are_is_not_measured(ranks, machine, obsta
 )
 def test_gloo_needs_no_gpus_and_nccl_one_per_process(machine, obstacles, gpus):
     grid = {"backend": ["gloo", "nccl"], "processes": [2, 4], "megabytes": [1, 10]}
-    experiments = config()["experiments"] | {"all_reduce": {"smoke": {"all": grid}, "handout": {"all": grid}}}
-    plan = make_plan(config(experiments=experiments, machine=machine))
+    plan = make_plan(config(experiments=grids({"all": grid}, "all_reduce"), machine=machine))
     jobs = plan.jobs["all_reduce"]
     names = ["all-gloo-2_processes", "all-nccl-2_processes", "all-gloo-4_processes", "all-nccl-4_processes"]
     assert sorted(jobs) == sorted(names)
@@ -311,8 +308,7 @@ def test_gloo_needs_no_gpus_and_nccl_one_per_process(machine, obstacles, gpus):
 
 def test_a_launch_spans_as_few_nodes_as_have_its_gpus_in_equal_shares():
     grid = {"backend": ["nccl"], "processes": [2, 4, 6, 8], "megabytes": [1]}
-    experiments = config()["experiments"] | {"all_reduce": {"smoke": {"all": grid}, "handout": {"all": grid}}}
-    plan = make_plan(config(experiments=experiments, machine="3 x NVIDIA H200", nodes=2))
+    plan = make_plan(config(experiments=grids({"all": grid}, "all_reduce"), machine="3 x NVIDIA H200", nodes=2))
     jobs = {job.processes: job for job in plan.jobs["all_reduce"].values()}
     assert [plan.nodes_of(jobs[processes]) for processes in (2, 4, 6)] == [1, 2, 2]
     assert plan.command(jobs[2]) == jobs[2].command
