@@ -28,13 +28,16 @@ rule bundle:
         "../scripts/bundle/make.py"
 
 
+NO_BUNDLE = refused_if(
+    not os.path.exists(config["bundle"]), f"bundle is '{config['bundle']}'; allowed: the path of a bundle"
+)
 NOT_WHOLE = refused_if(PLAN.scale == QUICK, "scale is 'quick', which measures parts of jobs; allowed: smoke or handout")
 
 
 rule check:
     """Say of a bundle what passed, what failed, and what cannot be decided."""
     input:
-        refused_if(config["bundle"] == NONE, "bundle is 'none'; allowed: the path of a bundle"),
+        NO_BUNDLE,
     log:
         f"{RESULTS}/logs/check.log",
     localrule: True
@@ -47,7 +50,7 @@ rule check:
 rule promote:
     """Add what was measured here to the recorded results, in place of earlier ones of the same jobs, or a bundle."""
     input:
-        [] if config["bundle"] != NONE else [NOT_MEASURED, NOT_WHOLE],
+        NO_BUNDLE if config["bundle"] != NONE else [NOT_MEASURED, NOT_WHOLE],
     log:
         f"{RESULTS}/logs/promote.log",
     localrule: True

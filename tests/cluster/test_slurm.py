@@ -115,7 +115,7 @@ def test_gpus_are_asked_from_the_scheduler_and_launches_span_nodes(toy):
     assert len({row[1:4] for row in rows(toy / "results/nvidia-h200/raw")}) == 2 * 3  # cells: two sizes of message
     (ping,) = (line for line in (toy / coverage).read_text().splitlines() if line.startswith("ping,"))
     assert ping == "ping,all,8,6,0,0,0,0,2,0"
-    assert "(it needs 10 GPUs, the same number on each node, but there are 2 nodes with 4)" in printed
+    assert "Error: it needs 10 GPUs, the same number on each node, but there are 2 nodes with 4\n" in printed
 
 
 def test_jobs_that_fail_or_are_killed_are_named_and_run_again(toy):

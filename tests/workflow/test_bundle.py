@@ -26,7 +26,7 @@ def test_a_smoke_run_is_bundled_checked_and_promoted(project):
 
 
 def test_what_is_no_bundle_is_one_sentence(project):
-    assert "(bundle is 'none'; allowed: the path of a bundle)" in snakemake(project, "check", check=False)
+    assert "Error: bundle is 'none'; allowed: the path of a bundle\n" in snakemake(project, "check", check=False)
     for target in ("check", "promote"):
         printed = snakemake(project, target, "--config", "bundle=README.md", check=False)
         assert "README.md: not what `snakemake bundle` wrote (BadZipFile): File is not a zip file" in printed

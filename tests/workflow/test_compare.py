@@ -34,6 +34,8 @@ def test_there_has_to_be_something_to_compare_with(tmp_path):
     folder = copy_project(tmp_path, NO_CELLS, sections=())
     printed = snakemake(folder, "compare", check=False)
     assert "with is 'none'; allowed: a label in results/ or recorded/, or a folder" in printed
+    printed = snakemake(folder, "-n", "compare", "--config", "with=nope", check=False)
+    assert "\nError: no results are named 'nope'; allowed: " in printed
     printed = snakemake(folder, "compare", "--config", "with=nvidia-h200", "fail_if_slower=fast", check=False)
     assert "fail_if_slower is 'fast'; allowed: none, or a percentage above 0% and below 100%, such as 5%" in printed
     assert "Traceback" not in printed

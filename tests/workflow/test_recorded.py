@@ -68,7 +68,7 @@ def test_recorded_results_do_not_count_as_measured_here(recorded):
 @pytest.mark.parametrize("target", ["accumulation", "kernel_trace"])
 def test_what_measures_says_that_nothing_is_measured(recorded, target):
     printed = snakemake(recorded, "-n", target, "--config", "recorded=cpu", check=False)
-    assert "(nothing is measured where recorded is 'cpu'; allowed: all, writeup, or figures)" in printed
+    assert "Error: nothing is measured where recorded is 'cpu'; allowed: all, writeup, or figures\n" in printed
 
 
 def test_a_changed_recorded_file_is_named(recorded):

@@ -51,4 +51,4 @@ def test_no_run_loses_or_overwrites_what_another_measured(project):
     assert ping == f"ping,all,6,{6 - lost},0,0,0,0,{lost},0"
     # Which jobs fit a machine is tested with the plan. One that is too wide says why when it is asked for.
     target = f"results/nvidia-h200/raw/{JOBS[4]}.csv"
-    assert "(it needs 4 GPUs, but 2 are visible)" in snakemake(project, "-n", target, check=False, gpus=2)
+    assert "Error: it needs 4 GPUs, but 2 are visible\n" in snakemake(project, "-n", target, check=False, gpus=2)
