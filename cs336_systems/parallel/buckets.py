@@ -56,15 +56,20 @@ def group_tensors(tensors: Iterable[Tensor], max_bytes: float) -> list[list[int]
 
     Consecutive tensors share a group if possible. Groups are in the order of their last members.
     """
+    return group_sizes([(tensor.dtype, tensor.nbytes) for tensor in tensors], max_bytes)
+
+
+def group_sizes(members: Iterable[tuple[torch.dtype | None, int]], max_bytes: float) -> list[list[int]]:
+    """Dtypes and bytes, by their indices, in groups as of `group_tensors`."""
     groups: list[list[int]] = []
-    open_groups: dict[torch.dtype, tuple[list[int], int]] = {}  # the last group of each dtype, and its bytes
-    for index, tensor in enumerate(tensors):
-        group, size = open_groups.get(tensor.dtype, ([], 0))
-        if not group or size + tensor.nbytes > max_bytes:
-            group, size = [], 0
+    open_groups: dict[torch.dtype | None, tuple[list[int], int]] = {}  # the last group of each dtype, and its bytes
+    for index, (dtype, size) in enumerate(members):
+        group, total = open_groups.get(dtype, ([], 0))
+        if not group or total + size > max_bytes:
+            group, total = [], 0
             groups.append(group)
         group.append(index)
-        open_groups[tensor.dtype] = (group, size + tensor.nbytes)
+        open_groups[dtype] = (group, total + size)
     return sorted(groups, key=lambda group: group[-1])
 
 

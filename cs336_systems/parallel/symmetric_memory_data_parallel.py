@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from cs336_systems.limits import ALIGNMENT
-from cs336_systems.parallel.buckets import MB, Bucket, dense_view, fill_buckets, views_like
+from cs336_systems.parallel.buckets import MB, Bucket, dense_view, fill_buckets, group_sizes, views_like
 from cs336_systems.parallel.data_parallel import OverlappedDataParallel
 from cs336_systems.parallel.ownership import aligned
 from cs336_systems.parallel.streams import current_stream, new_event, new_stream
@@ -60,7 +60,7 @@ class SymmetricMemoryDataParallel(OverlappedDataParallel):
         layout = Layout([size_of(message) for message in messages], ranks)
         device = self._trainable[0].device
         self._memory = allocate(layout.size, device, process_group)
-        groups = group_messages(layout.sizes, size)
+        groups = group_sizes([(None, message) for message in layout.sizes], size)
         self._exchanges = [Exchange(messages, indices, layout, self._memory, rank) for indices in groups]
         self._plan(self._exchanges)
         self._device = device
@@ -186,19 +186,6 @@ def make_messages(parameters: Sequence[nn.Parameter], small: float) -> list[Buck
     large = [Bucket([parameter]) for parameter in parameters if parameter.nbytes >= small]
     others = fill_buckets([parameter for parameter in parameters if parameter.nbytes < small], small)
     return sorted([*large, *others], key=lambda message: position[message.parameters[-1]])
-
-
-def group_messages(sizes: Sequence[int], max_bytes: float) -> list[list[int]]:
-    """Consecutive messages, by their indices, in groups of at most `max_bytes`; a larger one is alone."""
-    groups: list[list[int]] = []
-    total = max_bytes
-    for index, size in enumerate(sizes):
-        if total + size > max_bytes:
-            groups.append([])
-            total = 0
-        groups[-1].append(index)
-        total += size
-    return groups
 
 
 def assign_owners(sizes: Sequence[int], ranks: int) -> list[int]:

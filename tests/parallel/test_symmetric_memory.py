@@ -11,12 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from cs336_systems.parallel.symmetric_memory import allocate
-from cs336_systems.parallel.symmetric_memory_data_parallel import (
-    Layout,
-    SymmetricMemoryDataParallel,
-    assign_owners,
-    group_messages,
-)
+from cs336_systems.parallel.symmetric_memory_data_parallel import Layout, SymmetricMemoryDataParallel, assign_owners
 from cs336_systems.parallel.symmetric_memory_optimizer import SymmetricMemoryShardedOptimizer
 from tests.support.ranks import on_all_ranks
 
@@ -49,9 +44,14 @@ def test_ranks_own_about_as_much(ranks):
     assert max(owned) - min(owned) <= max(sizes)
 
 
-def test_groups_are_consecutive_and_small_enough():
-    assert group_messages([3, 3, 3, 9, 1, 1, 10, 2], 6) == [[0, 1], [2], [3], [4, 5], [6], [7]]
-    assert group_messages([], 6) == []
+@on_all_ranks
+def test_the_first_message_may_be_empty(device):
+    module = nn.Linear(3, 2).to(device)
+    module.nothing = nn.Parameter(torch.empty(0, dtype=torch.float64, device=device))
+    wrapped = SymmetricMemoryDataParallel(module)
+    (wrapped(torch.ones(1, 3, device=device)).sum() + module.nothing.sum()).backward()
+    wrapped.finish_gradient_synchronization()
+    assert (module.bias.grad == 1).all()
 
 
 @on_all_ranks
