@@ -20,6 +20,7 @@ FIRST = (
     "scripts/test_golden.py",
     "scripts/test_planted_faults.py",
     "training/test_interpreted.py",
+    "attention/test_interpreted.py",
     "scripts/test_bundle.py",
     "scripts/test_figures.py",
 )
