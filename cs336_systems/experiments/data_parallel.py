@@ -47,7 +47,7 @@ BUILDERS = "cs336_systems.benchmarks.comparison.builders"
 
 def _ours(name: str, title: str, **traits: Any) -> Declared:
     """Declare a wrapper of this project, whose builder has its name."""
-    common = {"name": name, "title": title, "builder": f"{BUILDERS}.data_parallel:{name}", "scheme": "data parallel"}
+    common = {"name": name, "title": title, "builder": f"{BUILDERS}.ours:{name}", "scheme": "data parallel"}
     return Declared(**common | traits)
 
 
@@ -72,7 +72,7 @@ def _ddp(name: str, title: str, mebibytes: int, *, tuned: bool = True) -> Declar
 
 
 CONTENDERS = (
-    _ours(BASELINE, "no communication", builder=f"{BUILDERS}.data_parallel:alone", scheme="alone"),
+    _ours(BASELINE, "no communication", builder=f"{BUILDERS}.ours:alone", scheme="alone"),
     _ours("naive", "naive", sends=one_by_one(SYNCHRONIZATION)),
     _ours("flat", "flat", sends=at_once, copies=1),
     _ours("overlapped", "overlapped", sends=one_by_one(PASSES)),

@@ -13,7 +13,7 @@ from cs336_systems.experiments.data_parallel import BASELINE, BUILDERS, PARTS, W
 
 def _ours(name: str, title: str, **traits: Any) -> Declared:
     """Declare a contender of this project, whose builder has its name."""
-    return Declared(**{"name": name, "title": title, "builder": f"{BUILDERS}.fsdp:{name}"} | traits)
+    return Declared(**{"name": name, "title": title, "builder": f"{BUILDERS}.ours:{name}"} | traits)
 
 
 _sharded = partial(_ours, scheme="FSDP", autocasts=False, copies=2)
@@ -25,11 +25,11 @@ def _theirs(name: str, title: str, builder: str) -> Declared:
 
 
 CONTENDERS = (
-    _ours(BASELINE, "no communication", builder=f"{BUILDERS}.data_parallel:alone", scheme="alone"),
+    _ours(BASELINE, "no communication", builder=f"{BUILDERS}.ours:alone", scheme="alone"),
     _ours(
         "symmetric_memory",
         "data parallel",
-        builder=f"{BUILDERS}.data_parallel:symmetric_memory",
+        builder=f"{BUILDERS}.ours:symmetric_memory",
         scheme="data parallel",
         sends=to_peers(COMMON_MB),
         copies=4,

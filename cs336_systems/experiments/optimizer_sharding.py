@@ -24,7 +24,7 @@ SHARDED: Scheme = "sharded optimizer"
 
 def _ours(name: str, title: str, **traits: Any) -> Declared:
     """Declare an optimizer of this project, whose builder has its name."""
-    common = {"name": name, "title": title, "builder": f"{BUILDERS}.sharded_optimizer:{name}", "scheme": SHARDED}
+    common = {"name": name, "title": title, "builder": f"{BUILDERS}.ours:{name}", "scheme": SHARDED}
     return Declared(**common | traits)
 
 
@@ -39,7 +39,7 @@ CONTENDERS = (
     _ours(
         "unsharded",
         "unsharded",
-        builder=f"{BUILDERS}.data_parallel:bucketed",
+        builder=f"{BUILDERS}.ours:bucketed",
         scheme="data parallel",
         sends=REDUCED,
         copies=1,

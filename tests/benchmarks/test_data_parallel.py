@@ -20,7 +20,7 @@ from cs336_systems.benchmarks.comparison.agreement import (
     quick_collections,
     together,
 )
-from cs336_systems.benchmarks.comparison.builders import data_parallel as builders
+from cs336_systems.benchmarks.comparison.builders import ours as builders
 from cs336_systems.benchmarks.comparison.contender_runs import ContenderRuns
 from cs336_systems.benchmarks.comparison.measure import contenders_of
 from cs336_systems.benchmarks.runner import CompilerFailure

@@ -16,7 +16,7 @@ from torch.optim import AdamW
 
 from cs336_systems.accounting import contenders as contenders_accounting
 from cs336_systems.accounting.contenders import Sent, differences
-from cs336_systems.benchmarks.comparison.builders import data_parallel as builders
+from cs336_systems.benchmarks.comparison.builders import ours as builders
 from cs336_systems.benchmarks.comparison.contender_runs import ContenderRuns
 from cs336_systems.benchmarks.comparison.observed import Watch
 from cs336_systems.experiments.base import make_cell

@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 from torch.optim import AdamW
 
-from cs336_systems.benchmarks.comparison.builders import data_parallel as builders
+from cs336_systems.benchmarks.comparison.builders import ours as builders
 from cs336_systems.benchmarks.comparison.small_training import require_same_training
 from cs336_systems.experiments.contender import Declared
 from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining

@@ -72,7 +72,7 @@ PROFILED_STEPS = 3
 """Steps that are profiled, of which the one with the median duration counts."""
 LEARNING_RATE = 1e-6
 """Learning rate small enough that hundreds of steps on one batch hardly change the size of weights and gradients."""
-ALONE = Declared(name=BASELINE, title="no communication", builder=f"{BUILDERS}.data_parallel:alone", scheme="alone")
+ALONE = Declared(name=BASELINE, title="no communication", builder=f"{BUILDERS}.ours:alone", scheme="alone")
 
 
 class ContenderRuns:

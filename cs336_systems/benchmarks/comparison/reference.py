@@ -20,13 +20,11 @@ from cs336_systems.experiments.contender import Declared
 from cs336_systems.experiments.data_parallel import BUILDERS
 from cs336_systems.measure.memory import most_in_use, reset_peak
 
-REPLICATED = Declared(
-    name="reference", title="reference", builder=f"{BUILDERS}.data_parallel:naive", scheme="data parallel"
-)
+REPLICATED = Declared(name="reference", title="reference", builder=f"{BUILDERS}.ours:naive", scheme="data parallel")
 SHARDED = Declared(
     name="reference",
     title="reference",
-    builder=f"{BUILDERS}.fsdp:fsdp",
+    builder=f"{BUILDERS}.ours:fsdp",
     scheme="FSDP",
     by_block=False,
     autocasts=False,

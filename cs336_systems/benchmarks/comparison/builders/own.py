@@ -8,8 +8,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from cs336_systems.adapters import Adapters, Wrapped
-from cs336_systems.benchmarks.comparison.builders.fsdp import COMPUTE_DTYPE
-from cs336_systems.benchmarks.comparison.builders.sharded_optimizer import state
+from cs336_systems.benchmarks.comparison.builders.ours import COMPUTE_DTYPE, Built, state
 from cs336_systems.experiments.contender import COMMON_MB, Declared
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.implementations import load_path, own_implementations
@@ -27,7 +26,7 @@ def data_parallel(
 
 def sharded_optimizer(
     model: nn.Module, contender: Declared, cell: Any, *, own: Adapters, **hyperparameters: Any
-) -> tuple[nn.Module, Optimizer]:
+) -> Built:
     """Build a sharded optimizer, next to this project's wrapper."""
     return state(model, contender, cell, kind=own.sharded_optimizer, **hyperparameters)
 

@@ -10,20 +10,19 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import AdamW, Optimizer
+from torch.optim import AdamW
 
-from cs336_systems.benchmarks.comparison.builders.data_parallel import Wrap
-from cs336_systems.benchmarks.comparison.builders.fsdp import COMPUTE_DTYPE, blocks_of
+from cs336_systems.benchmarks.comparison.builders.ours import COMPUTE_DTYPE, Built, Wrap, blocks_of
 from cs336_systems.experiments.contender import COMMON_MB, Declared
 from cs336_systems.limits import AHEAD
 
 
-def ddp(model: nn.Module, contender: Declared, cell: Any, **hyperparameters: Any) -> tuple[nn.Module, Optimizer]:
+def ddp(model: nn.Module, contender: Declared, cell: Any, **hyperparameters: Any) -> Built:
     """Build DistributedDataParallel with default options."""
     return DistributedDataParallel(model), AdamW(model.parameters(), **hyperparameters)
 
 
-def ddp_view(model: nn.Module, contender: Declared, cell: Any, **hyperparameters: Any) -> tuple[nn.Module, Optimizer]:
+def ddp_view(model: nn.Module, contender: Declared, cell: Any, **hyperparameters: Any) -> Built:
     """Build tuned DistributedDataParallel, with buckets of the contender's size."""
     return view_buckets(model, contender.bucket_mb), AdamW(model.parameters(), **hyperparameters)
 
@@ -45,9 +44,7 @@ def view_buckets(model: nn.Module, mebibytes: int | None) -> nn.Module:
         )
 
 
-def zero(
-    model: nn.Module, contender: Declared, cell: Any, *, wrap: Wrap, views: bool, **hyperparameters: Any
-) -> tuple[nn.Module, Optimizer]:
+def zero(model: nn.Module, contender: Declared, cell: Any, *, wrap: Wrap, views: bool, **hyperparameters: Any) -> Built:
     """Build ZeroRedundancyOptimizer; `views` makes parameters views of the broadcast buckets."""
     wrapped = wrap(model)
     return wrapped, ZeroRedundancyOptimizer(
@@ -60,9 +57,7 @@ zero_redundancy_view = partial(zero, wrap=DistributedDataParallel, views=True)
 zero_redundancy_views = partial(zero, wrap=partial(view_buckets, mebibytes=COMMON_MB), views=True)
 
 
-def shard(
-    model: nn.Module, contender: Declared, cell: Any, *, tuned: bool, **hyperparameters: Any
-) -> tuple[nn.Module, Optimizer]:
+def shard(model: nn.Module, contender: Declared, cell: Any, *, tuned: bool, **hyperparameters: Any) -> Built:
     """Build fully_shard per block; the rest of the model is another unit, kept gathered for the backward pass.
 
     `tuned` prefetches as many blocks as this project's wrapper, and allocates buffers from the process group's memory.
