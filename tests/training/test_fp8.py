@@ -280,6 +280,7 @@ def test_matmuls_leave_sms_to_updates_under_the_backward_pass():
     spared = 16 if torch.cuda.get_device_capability() == (9, 0) else None
     assert {sms for fast, sms in left if not fast} == {spared}
     assert torch._C._get_sm_carveout_experimental() is None
+    assert not spare_sms.updating
 
 
 def test_more_tokens_leave_fewer_sms(monkeypatch):
