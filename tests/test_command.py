@@ -55,8 +55,7 @@ def test_a_report_needs_a_clone(run, tmp_path, monkeypatch):
     assert run("card") == (2, "", sentence)
 
 
-def test_a_command_has_its_own_options(run, monkeypatch):
-    monkeypatch.setattr("faulthandler.register", lambda *_, **__: None)  # it needs stderr's file descriptor
+def test_a_command_has_its_own_options(run):
     assert "--context" in run("fit", "--help")[1]
     assert run("fit", "--size", "huge")[2].startswith("fit: size")
     assert "--additions" in run("measure", "accumulation", "--help")[1]

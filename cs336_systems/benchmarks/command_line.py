@@ -49,6 +49,9 @@ from cs336_systems.run.progress import describe, finished_line
 
 E = TypeVar("E", bound=Experiment)
 
+STDERR = 2
+"""The file descriptor of standard error, also where Python writes it elsewhere."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
@@ -73,7 +76,7 @@ def main(experiment: type[E], measure: Measure[E]) -> None:
     Exits with status 2 and one sentence on bad input. A bug in `measure` raises, and no file is written.
     """
     end_with_the_run()
-    faulthandler.register(signal.SIGTERM, chain=True)  # a job that hangs shows where, once it is ended
+    faulthandler.register(signal.SIGTERM, STDERR, chain=True)  # a job that hangs shows where, once it is ended
     try:
         rank = current_rank()
     except ValueError as error:
