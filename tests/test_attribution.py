@@ -26,11 +26,11 @@ def trace_of(request, tmp_path):
         if request.param == "here":
             path = tmp_path / f"{name}.json.gz"
             record(make_step(name, GPU), path, GPU)
-        found = attribute(read_events(path))
-        assert found.on_device
-        assert [stage.name for stage in found.stages] == list(STAGES)
-        assert unattributed(found.kernels) < 0.01
-        return found
+        attribution = attribute(read_events(path))
+        assert attribution.on_device
+        assert [stage.name for stage in attribution.stages] == list(STAGES)
+        assert unattributed(attribution.kernels) < 0.01
+        return attribution
 
     return trace
 

@@ -40,15 +40,15 @@ def gradients(model, precision="fp32"):
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def assert_same(found, expected):
-    assert found.keys() == expected.keys()
+def assert_same(actual, expected):
+    assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
         if gradient is None:
-            assert found[name] is None, name
+            assert actual[name] is None, name
         elif gradient.is_cuda:  # whose kernels may add in another order
-            torch.testing.assert_close(found[name], gradient)
+            torch.testing.assert_close(actual[name], gradient)
         else:
-            assert torch.equal(found[name], gradient), name
+            assert torch.equal(actual[name], gradient), name
 
 
 @pytest.mark.numeric

@@ -67,8 +67,8 @@ def modules(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("how", IMPORTS)
 def test_each_way_to_import_finds_the_folders_own(modules, how):
-    found = modules(**{"tests/adapters.py": IMPORTS[how]}).load("tests.adapters")
-    assert found.whose() == "theirs"
+    module = modules(**{"tests/adapters.py": IMPORTS[how]}).load("tests.adapters")
+    assert module.whose() == "theirs"
     assert sys.modules["cs336_systems"] is cs336_systems
     assert not {"elsewhere", "helper", "cs336_basics"} & sys.modules.keys()
 
@@ -122,10 +122,10 @@ def fails_at_last(): return [*x]
 @pytest.mark.parametrize("what", ABSENT)
 def test_what_cannot_be_imported_fails_where_it_is_used(modules, what):
     statement, kind, message = ABSENT[what]
-    found = modules(**BROKEN, **{"tests/adapters.py": ADAPTERS.format(statement)}).load("tests.adapters")
-    assert found.works() == found.works_later() == "theirs"
-    others = (found.fails_too, found.fails_at_last) if "needs" not in statement else ()
-    for fails in (found.fails, *others):
+    module = modules(**BROKEN, **{"tests/adapters.py": ADAPTERS.format(statement)}).load("tests.adapters")
+    assert module.works() == module.works_later() == "theirs"
+    others = (module.fails_too, module.fails_at_last) if "needs" not in statement else ()
+    for fails in (module.fails, *others):
         with pytest.raises(kind, match=message):
             fails()
 
@@ -165,15 +165,15 @@ class Doubled(torch.autograd.Function):
 
 
 def test_what_looks_at_modules_finds_them(modules):
-    found = modules(**{"cs336_systems/language.py": LANGUAGE}).load("cs336_systems.language")
-    settings = found.Settings
+    module = modules(**{"cs336_systems/language.py": LANGUAGE}).load("cs336_systems.language")
+    settings = module.Settings
     assert typing.get_type_hints(settings)["inner"] == settings | None
     assert pickle.loads(pickle.dumps(settings(settings()))) == settings(settings())
     assert '"""Of theirs."""' in inspect.getsource(settings)
-    assert inspect.getsourcelines(found.kernel.fn)[1] == LANGUAGE.splitlines().index("def kernel(x, N: tl.constexpr):")
-    assert torch.equal(found.compiled(torch.ones(3)), torch.full((3,), 12.0))
+    assert inspect.getsourcelines(module.kernel.fn)[1] == LANGUAGE.splitlines().index("def kernel(x, N: tl.constexpr):")
+    assert torch.equal(module.compiled(torch.ones(3)), torch.full((3,), 12.0))
     x = torch.ones(2, requires_grad=True)
-    found.Doubled.apply(x).sum().backward()
+    module.Doubled.apply(x).sum().backward()
     assert torch.equal(x.grad, torch.full((2,), 6.0))
 
 
@@ -191,6 +191,10 @@ def test_layers_of_the_timed_model_pass_for_the_handouts(modules, has_basics):
     made = modules(**{"tests/adapters.py": code})
     if not has_basics:
         shutil.rmtree(made.folder / "cs336-basics")
-    found = made.load("tests.adapters")
-    assert (found.Linear, found.Embedding, found.whole.Linear) == (torch.nn.Linear, torch.nn.Embedding, torch.nn.Linear)
-    assert has_basics == (found.whole.other == "theirs")
+    module = made.load("tests.adapters")
+    assert (module.Linear, module.Embedding, module.whole.Linear) == (
+        torch.nn.Linear,
+        torch.nn.Embedding,
+        torch.nn.Linear,
+    )
+    assert has_basics == (module.whole.other == "theirs")

@@ -21,9 +21,9 @@ import importlib, pkgutil, sys
 
 def import_all(name):
     module = importlib.import_module(name)
-    for found in pkgutil.iter_modules(getattr(module, "__path__", []), f"{name}."):
-        if found.name != "scripts.verify":  # which compares tensors
-            import_all(found.name)
+    for each in pkgutil.iter_modules(getattr(module, "__path__", []), f"{name}."):
+        if each.name != "scripts.verify":  # which compares tensors
+            import_all(each.name)
 
 for name in sys.argv[1:]:
     import_all(name)

@@ -48,9 +48,9 @@ def rows_of(cell):
 
 def value(rows, metric, **details):
     """The mean of the one row, or 0 if the category does not occur."""
-    found = [row.mean for row in rows if row.metric == metric and dict(row.details) == details]
-    assert len(found) <= 1
-    return found[0] if found else 0
+    chosen = [row.mean for row in rows if row.metric == metric and dict(row.details) == details]
+    assert len(chosen) <= 1
+    return chosen[0] if chosen else 0
 
 
 @pytest.mark.parametrize("mode", ["inference", "forward", "train_step"])
@@ -90,10 +90,10 @@ def test_the_peak_is_among_the_kept_points():
 
 def test_additions_to_the_residual_stream_are_found_with_their_lines():
     rows = rows_of(MemoryProfile(size=WIDE, context=300, vocab_size=VOCABULARY, mode="forward", precision="bf16"))
-    found = [row for row in rows if row.metric == "residual_tensors" and row.details["operator"] == "add"]
-    assert [row.mean for row in found] == [3, 3]  # two lines, once per block
-    assert all(row.details["source"].startswith("cs336_systems/model.py:") for row in found)
-    assert all(row.details["source"].endswith(" forward") for row in found)
+    chosen = [row for row in rows if row.metric == "residual_tensors" and row.details["operator"] == "add"]
+    assert [row.mean for row in chosen] == [3, 3]  # two lines, once per block
+    assert all(row.details["source"].startswith("cs336_systems/model.py:") for row in chosen)
+    assert all(row.details["source"].endswith(" forward") for row in chosen)
 
 
 def test_the_largest_allocations_are_the_scores_where_they_outgrow_the_rest():

@@ -43,12 +43,12 @@ def test_a_block_saves_the_closed_form(device, precision, attention, d_model, d_
     case = {"shape": shape, "batch_size": batch_size, "context": context, "precision": precision}
     case["attention"] = attention
     expected, saved = BlockActivations(**case, on_gpu=device == "cuda"), saved_by_a_block(device, **case)
-    found = Counter(
+    kept = Counter(
         (tensor.range, tensor.operator, describe_tensor(tensor.dtype, tensor.shape), tensor.bytes)
         for tensor in saved
         if tensor.kind == "activation"
     )
-    assert found == Counter((tensor.range, tensor.operator, tensor.tensor, tensor.bytes) for tensor in expected.saved())
+    assert kept == Counter((tensor.range, tensor.operator, tensor.tensor, tensor.bytes) for tensor in expected.saved())
     assert sum(tensor.bytes for tensor in saved if tensor.kind == "weight copy") == expected.weight_copies
     # Both norms' weights and the rotation's two tables; in fp32 the seven matrices themselves.
     assert sum(tensor.kind == "parameter" for tensor in saved) == (4 if precision == "bf16" else 11)

@@ -21,32 +21,32 @@ DEVICE = Accelerator(name="made up", flops=1e14, bandwidth=1e11, memory=1e11)
 
 def test_memory_of_xl_on_two_ranks():
     # A block has 4 · 2560² + 3 · 2560 · 10240 = 104 857 600 numbers; embedding and head 25 600 000 each.
-    found = FullySharded(shape=XL, vocab_size=10_000, ranks=2, precision="bf16")
-    assert found.replicated == 65 * 2560
-    assert found.sharded == (32 * 104_857_600 + 2 * 25_600_000) / 2
-    assert found.weights == 4 * (1_703_321_600 + 166_400)
-    assert found.moments == 8 * (1_703_321_600 + 166_400) + 4 * (9 * 32 + 3)
-    assert found.gathered == found.gradients_in_flight == 2 * 3 * 2560 * 10240  # gate, up and down
+    rank = FullySharded(shape=XL, vocab_size=10_000, ranks=2, precision="bf16")
+    assert rank.replicated == 65 * 2560
+    assert rank.sharded == (32 * 104_857_600 + 2 * 25_600_000) / 2
+    assert rank.weights == 4 * (1_703_321_600 + 166_400)
+    assert rank.moments == 8 * (1_703_321_600 + 166_400) + 4 * (9 * 32 + 3)
+    assert rank.gathered == rank.gradients_in_flight == 2 * 3 * 2560 * 10240  # gate, up and down
     blocks = FullySharded(shape=XL, vocab_size=10_000, ranks=2, precision="fp32", by_block=True)
-    assert (blocks.weights, blocks.moments) == (found.weights, found.moments)
+    assert (blocks.weights, blocks.moments) == (rank.weights, rank.moments)
     assert blocks.gathered == 4 * 3 * 104_857_600
 
 
 def test_rows_that_ranks_do_not_divide_are_padded():
     shape = ModelShape(d_model=4, d_ff=5, num_layers=1, num_heads=1)
-    found = FullySharded(shape=shape, vocab_size=7, ranks=3, precision="fp32")
+    rank = FullySharded(shape=shape, vocab_size=7, ranks=3, precision="fp32")
     # Rows 7, 4 (five times), 5 (twice): 3, 2 and 2 on the first rank.
-    assert found.sharded == 3 * 4 + 4 * 2 * 4 + 2 * 2 * 4 + 2 * 5 + 3 * 4
-    assert found.gathered == 4 * (6 * 5 + 9 * 4 + 6 * 4)  # up, down, head
+    assert rank.sharded == 3 * 4 + 4 * 2 * 4 + 2 * 2 * 4 + 2 * 5 + 3 * 4
+    assert rank.gathered == 4 * (6 * 5 + 9 * 4 + 6 * 4)  # up, down, head
 
 
 def test_communication_and_time_of_xl_on_two_ranks():
-    found = FullySharded(shape=XL, vocab_size=10_000, ranks=2, precision="bf16")
+    rank = FullySharded(shape=XL, vocab_size=10_000, ranks=2, precision="bf16")
     everything = 2 * (32 * 104_857_600 + 51_200_000)
-    assert found.gathered_in_a_step == 2 * everything - 2 * 51_200_000
-    assert found.reduced_in_a_step == everything
-    assert found.sent_in_a_step == (3 * everything - 2 * 51_200_000) / 2
-    there = found.forward(2048, DEVICE)
+    assert rank.gathered_in_a_step == 2 * everything - 2 * 51_200_000
+    assert rank.reduced_in_a_step == everything
+    assert rank.sent_in_a_step == (3 * everything - 2 * 51_200_000) / 2
+    there = rank.forward(2048, DEVICE)
     gate = 2560 * 10240
     assert there[5] == Times(2 * 2048 * gate / 1e14, 2 * gate / 2 / 1e11)
     assert there[0] == Times(0, 25_600_000 / 1e11)

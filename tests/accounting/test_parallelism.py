@@ -95,8 +95,8 @@ def test_no_split_takes_more_devices_than_the_limit(layer, overlapped):
     def most(fsdp):
         return fsdp * last(lambda tensor: is_bound(fsdp, tensor))
 
-    found = max(map(most, sizes))
-    assert found == pytest.approx(spread.mixed_limit(overlapped=overlapped), rel=1e-3)
+    largest = max(map(most, sizes))
+    assert largest == pytest.approx(spread.mixed_limit(overlapped=overlapped), rel=1e-3)
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -139,8 +139,8 @@ def test_the_least_batch_is_where_compute_overtakes(mesh, overlapped):
 def test_no_tensor_axis_makes_a_smaller_batch_than_the_best(mesh, overlapped):
     most = mesh.tensor_axes * mesh.d_ff / mesh.device.intensity
     sizes = [most * step / 5000 for step in range(1, 5001)]
-    found = min(replace(mesh, tensor=size).least_batch(overlapped=overlapped) for size in sizes)
-    assert mesh.best_batch(overlapped=overlapped) == pytest.approx(found)
+    smallest = min(replace(mesh, tensor=size).least_batch(overlapped=overlapped) for size in sizes)
+    assert mesh.best_batch(overlapped=overlapped) == pytest.approx(smallest)
     assert mesh.best_batch(overlapped=False) == 4 * mesh.best_batch(overlapped=True)
 
 

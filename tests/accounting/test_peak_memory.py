@@ -41,8 +41,8 @@ def test_a_block_of_bf16_weights_keeps_what_autograd_keeps(attention):
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         block(x)
-    found = sum(size for _, size in storages.values())
-    assert kept.kept_block(setting) == pytest.approx(found, rel=0.01)
+    stored = sum(size for _, size in storages.values())
+    assert kept.kept_block(setting) == pytest.approx(stored, rel=0.01)
 
 
 def test_weights_are_those_of_the_model():

@@ -142,18 +142,18 @@ def test_ranks_on_two_nodes_reach_each_other(tmp_path, toy):
     launch = "srun --nodes=2 --ntasks=2 rules/torchrun.sh --nproc-per-node=2 -m cs336_systems.benchmarks all_reduce"
     options = "--backend gloo --processes 4 --megabytes 1 --steps 2 --output ../rows.csv"
     on_cluster(toy, f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; {launch} {options}")
-    found = {row.metric: row for row in read_jobs(AllReduce, [tmp_path / "rows.csv"])}
-    assert found["wrong_numbers"].mean == 0
-    assert (found["time"].processes, found["time"].nodes) == (4, 2)
+    measured = {row.metric: row for row in read_jobs(AllReduce, [tmp_path / "rows.csv"])}
+    assert measured["wrong_numbers"].mean == 0
+    assert (measured["time"].processes, measured["time"].nodes) == (4, 2)
 
 
 def test_cpu_nodes_make_the_whole_report(tmp_path):
     folder = copy_project(tmp_path / "project", GRIDS)
     add_toy_experiment(folder)
     nodes(folder, machine="cpu")
-    found = submitted(on_cluster(folder, f"{RUN}; {LIST}"))
-    assert {state for _, state, *_ in found} == {"COMPLETED"}
-    assert {gpus for *_, gpus, _, _ in found} == {"N/A"}
+    jobs = submitted(on_cluster(folder, f"{RUN}; {LIST}"))
+    assert {state for _, state, *_ in jobs} == {"COMPLETED"}
+    assert {gpus for *_, gpus, _, _ in jobs} == {"N/A"}
     assert (folder / "results/cpu/writeup.pdf").exists()
     with (folder / "results/cpu/coverage.csv").open() as file:
         assert all(line["planned"] == line["ok"] for line in csv.DictReader(file))

@@ -14,7 +14,7 @@ JOB = "flash/leaderboard"
 
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
-    """Two honest results, and one whose forward and backward passes take longer."""
+    """Two unchanged results, and one whose forward and backward passes take longer."""
     monkeypatch.chdir(tmp_path)
     copy_of(JOB, tmp_path / "results/one")
     copy_of(JOB, tmp_path / "results/two")
@@ -36,11 +36,11 @@ def test_a_slower_time_fails_and_is_named(folders, capsys):
 def test_everything_is_written_for_programs(folders):
     arguments = ["one", "slow", "--json", "out/all.json", "--csv", "out/all.csv", "--price", "3.5,2"]
     assert main(arguments) == 0
-    found = json.loads((folders / "out/all.json").read_text())
+    written = json.loads((folders / "out/all.json").read_text())
     lines = list(csv.DictReader((folders / "out/all.csv").open()))
-    assert len(found["cells"]) == len(lines) == sum(found["counts"].values())
-    assert {line["verdict"] for line in lines} == {cell["verdict"] for cell in found["cells"]}
-    for cell in found["cells"]:
+    assert len(written["cells"]) == len(lines) == sum(written["counts"].values())
+    assert {line["verdict"] for line in lines} == {cell["verdict"] for cell in written["cells"]}
+    for cell in written["cells"]:
         assert cell["low"] <= cell["ratio"] <= cell["high"]
 
 

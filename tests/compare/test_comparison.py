@@ -30,14 +30,14 @@ def recorded(tmp_path_factory):
 
 
 def test_a_copy_is_the_same_or_cannot_be_told(recorded, tmp_path):
-    found = compare(recorded, results(tmp_path, JOBS))
-    assert found.count(FASTER) == found.count(SLOWER) == 0
-    assert found.count(SAME) > 40
-    assert not found.stated
-    assert not found.only_a
-    assert not found.only_b
-    assert all(found.code.values())
-    assert found.widened == 1
+    compared = compare(recorded, results(tmp_path, JOBS))
+    assert compared.count(FASTER) == compared.count(SLOWER) == 0
+    assert compared.count(SAME) > 40
+    assert not compared.stated
+    assert not compared.only_a
+    assert not compared.only_b
+    assert all(compared.code.values())
+    assert compared.widened == 1
 
 
 def test_a_planted_change_is_found_and_nothing_else(recorded, tmp_path):
@@ -47,14 +47,14 @@ def test_a_planted_change_is_found_and_nothing_else(recorded, tmp_path):
         times = row.status == "ok" and row.unit == "ms" and row.n > 0
         return scaled(row, 1.05) if times and choose.random() < 0.4 else row
 
-    found = compare(recorded, results(tmp_path, JOBS, change))
-    changed = [cell for cell in found.cells if cell.difference.ratio == pytest.approx(1.05, abs=1e-3)]
+    compared = compare(recorded, results(tmp_path, JOBS, change))
+    changed = [cell for cell in compared.cells if cell.difference.ratio == pytest.approx(1.05, abs=1e-3)]
     able = [cell for cell in changed if cell.comparable and cell.difference.resolution() < 0.05]
     assert len(able) >= 3
     assert all(cell.verdict == SLOWER for cell in able)
-    assert {cell.name for cell in found.cells if cell.verdict in (FASTER, SLOWER)} <= {cell.name for cell in changed}
-    assert found.slower_by(0.04)
-    assert not found.slower_by(0.06)
+    assert {cell.name for cell in compared.cells if cell.verdict in (FASTER, SLOWER)} <= {cell.name for cell in changed}
+    assert compared.slower_by(0.04)
+    assert not compared.slower_by(0.06)
 
 
 @pytest.mark.parametrize(("utc", "widened"), [("2026-11-24T07:00:00+00:00", True), ("", False)])
@@ -67,15 +67,15 @@ def test_intervals_are_widened_by_other_runs_of_the_same_code_alone(tmp_path, ut
         row = row.model_copy(update={"utc": utc}) if utc else row
         return scaled(row, math.exp(choose.gauss(0, 0.02))) if row.status == "ok" and row.unit == "ms" else row
 
-    found = compare(results(tmp_path / "a", jobs), results(tmp_path / "b", jobs, noisy))
-    assert (found.widened > 1.3) == widened
-    assert not widened or found.count(FASTER) + found.count(SLOWER) <= 1
+    compared = compare(results(tmp_path / "a", jobs), results(tmp_path / "b", jobs, noisy))
+    assert (compared.widened > 1.3) == widened
+    assert not widened or compared.count(FASTER) + compared.count(SLOWER) <= 1
 
 
 def test_what_the_host_paces_is_never_judged(recorded, tmp_path):
     """Honest runs of eager bf16 steps differ by a factor of two."""
-    found = compare(recorded, results(tmp_path, JOBS, lambda row: scaled(row, 2) if row.metric == "host" else row))
-    host = [cell for cell in found.cells if cell.bound == "host"]
+    compared = compare(recorded, results(tmp_path, JOBS, lambda row: scaled(row, 2) if row.metric == "host" else row))
+    host = [cell for cell in compared.cells if cell.bound == "host"]
     assert len(host) > 5
     assert {cell.verdict for cell in host} == {UNDECIDED}
     assert {cell.reason for cell in host} == {HOST_SETS_PACE}
@@ -102,17 +102,17 @@ def test_a_profile_tells_what_bounds_a_step(tmp_path):
         for row in cell.compared()
         if row.metric == "device_busy" and "train_step" in row.mode
     ]
-    told = {(row.precision, row.context): bound(cell, row, profiles) for cell, row in busy}
-    assert told["bf16", 1024] == "memory"  # Scores, their mask and softmax.
-    assert told["fp32", 128] == "matmul"
+    bounds = {(row.precision, row.context): bound(cell, row, profiles) for cell, row in busy}
+    assert bounds["bf16", 1024] == "memory"  # Scores, their mask and softmax.
+    assert bounds["fp32", 128] == "matmul"
     assert "unknown" in {bound(cell, row) for cell, row in busy}
 
 
 def test_only_collectives_between_gpus_are_bound_by_communication(tmp_path):
     """Those of Gloo run on the host, next to whichever GPU."""
     jobs = ("all_reduce/all-gloo-2_processes", "all_reduce/all-nccl-2_processes")
-    found = compare(results(tmp_path / "a", jobs), results(tmp_path / "b", jobs))
-    reasons = {("nccl" in cell.cell, cell.bound, cell.reason) for cell in found.cells}
+    compared = compare(results(tmp_path / "a", jobs), results(tmp_path / "b", jobs))
+    reasons = {("nccl" in cell.cell, cell.bound, cell.reason) for cell in compared.cells}
     assert reasons == {(True, "communication", NOT_CALIBRATED), (False, "host", HOST_SETS_PACE)}
 
 
@@ -138,23 +138,23 @@ def test_what_differs_is_stated_and_what_is_on_one_side_is_named(recorded, tmp_p
     def newer(row):
         return row.model_copy(update={"torch": "2.12.0+cu130", "revisions": "flash=0"})
 
-    found = compare(recorded, results(tmp_path, JOBS[:2], newer))
-    assert found.stated == {"torch": ("2.11.0+cu130", "2.12.0+cu130")}
-    assert found.code == {"flash": False}
-    assert len(found.only_a) == 4
-    assert any(name.startswith("end_to_end (size small, context 512, precision bf16") for name in found.only_a)
+    compared = compare(recorded, results(tmp_path, JOBS[:2], newer))
+    assert compared.stated == {"torch": ("2.11.0+cu130", "2.12.0+cu130")}
+    assert compared.code == {"flash": False}
+    assert len(compared.only_a) == 4
+    assert any(name.startswith("end_to_end (size small, context 512, precision bf16") for name in compared.only_a)
 
 
 def test_tokens_have_a_price_and_an_energy(recorded, tmp_path):
-    found = compare(recorded, results(tmp_path, JOBS), price_a=3.6, price_b=1.8)
-    step = next(cell for cell in found.cells if cell.name.endswith(": fp32: step"))
+    compared = compare(recorded, results(tmp_path, JOBS), price_a=3.6, price_b=1.8)
+    step = next(cell for cell in compared.cells if cell.name.endswith(": fp32: step"))
     tokens = 4 * 1024
     assert step.cost_a.price == pytest.approx(step.a / 1e3 / tokens * 1e6 * 3.6 / 3600)
     assert step.cost_b.price == pytest.approx(step.cost_a.price / 2)
     assert step.cost_a.by_counter
     (energy,) = [row.mean for row in recorded.rows if row.metric == "energy" and row.rung == "fp32"]
     assert step.cost_a.joules == pytest.approx(energy / tokens)
-    by_power = next(cell for cell in found.cells if cell.experiment == "end_to_end" and cell.metric == "step")
+    by_power = next(cell for cell in compared.cells if cell.experiment == "end_to_end" and cell.metric == "step")
     assert not by_power.cost_a.by_counter
     assert 0 < by_power.cost_a.joules < 700 * by_power.a / 1e3 / (4 * 512) * 1.01
 
@@ -163,9 +163,9 @@ def test_every_gpu_of_a_step_is_paid_for(tmp_path):
     (cell, *_) = cells_of(results(tmp_path, ["training_ladder/together"]).rows).values()
     step, energy = (next(row for row in cell.rows if row.metric == metric) for metric in ("step", "energy"))
     assert step.gpu_count == 2
-    tokens, found = 2 * 4 * 1024, cost(cell, step, 3.6)
-    assert found.price == pytest.approx(2 * 3.6 / 3600 * step.median / 1e3 / tokens * 1e6)
-    assert found.joules == pytest.approx(2 * energy.median / tokens)  # the counter is of one GPU
+    tokens, paid = 2 * 4 * 1024, cost(cell, step, 3.6)
+    assert paid.price == pytest.approx(2 * 3.6 / 3600 * step.median / 1e3 / tokens * 1e6)
+    assert paid.joules == pytest.approx(2 * energy.median / tokens)  # the counter is of one GPU
 
 
 def test_times_of_each_experiment_are_compared():

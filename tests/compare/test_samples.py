@@ -86,13 +86,13 @@ def test_a_slowed_kernel_is_found_and_no_other(tmp_path, capsys, name):
 def test_samples_are_read_to_the_digit(tmp_path):
     for name, write in WRITERS.items():
         write(tmp_path / name, "first")
-        found = read_samples(str(tmp_path / name))
-        assert len(found.times) == len(NAMES)
-        key = next(key for key in found.times if key.endswith(SLOWED))
+        samples = read_samples(str(tmp_path / name))
+        assert len(samples.times) == len(NAMES)
+        key = next(key for key in samples.times if key.endswith(SLOWED))
         expected = numpy.mean if name == "nvbench.json" else numpy.median
-        assert found.times[key].median == pytest.approx(1e3 * expected(seconds("first", SLOWED)), rel=1e-6)
-        assert found.times[key].n == 40
-        assert found.on_gpu == (name in ("nvbench.json", "samples.json"))
+        assert samples.times[key].median == pytest.approx(1e3 * expected(seconds("first", SLOWED)), rel=1e-6)
+        assert samples.times[key].n == 40
+        assert samples.on_gpu == (name in ("nvbench.json", "samples.json"))
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ def verdicts(law, shape, *, longer=0.0, drift=0.0, scale=1.0, seed=0):
         yield speed(100 + scale * (first - 100) + rounds + longer, other + rounds)
 
 
-def share(found, *wanted):
-    return sum(verdict in wanted for verdict in found) / RUNS
+def share(called, *wanted):
+    return sum(verdict in wanted for verdict in called) / RUNS
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -32,9 +32,9 @@ def share(found, *wanted):
     ("shape", "most"), [((1, 3), CHANCE), ((1, 5), CHANCE), ((2, 4), 0.03), ((3, 3), 0.03), ((1, 10), 0.015)]
 )
 def test_equal_programs_are_called_faster_as_rarely_as_promised(law, shape, most):
-    found = list(verdicts(law, shape, drift=5.0))
+    called = list(verdicts(law, shape, drift=5.0))
     for verdict in (FASTER, SLOWER):
-        assert share(found, verdict) < most + 3 * (most / RUNS) ** 0.5
+        assert share(called, verdict) < most + 3 * (most / RUNS) ** 0.5
     assert share(list(verdicts("normal", (1, 100))), SAME) == 1
 
 
@@ -54,7 +54,7 @@ def test_a_difference_within_the_spread_is_a_tie_however_certain_it_is():
 
 
 @pytest.mark.parametrize(
-    ("first", "other", "found"),
+    ("first", "other", "expected"),
     [
         # Two rounds of two steps: what slows both down says nothing of either.
         ([[90, 92], [180, 184]], [[100, 102], [200, 204]], FASTER),
@@ -72,10 +72,10 @@ def test_a_difference_within_the_spread_is_a_tie_however_certain_it_is():
         ([5.0] * 9, [5.0] * 9, SAME),
     ],
 )
-def test_verdicts_worked_out_by_hand(first, other, found):
+def test_verdicts_worked_out_by_hand(first, other, expected):
     mirrored = {FASTER: SLOWER, SLOWER: FASTER}
-    assert speed(first, other) == found
-    assert speed(other, first) == mirrored.get(found, found)
+    assert speed(first, other) == expected
+    assert speed(other, first) == mirrored.get(expected, expected)
 
 
 def test_wider_limits_make_ties_and_doubt():

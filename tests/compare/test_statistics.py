@@ -21,7 +21,7 @@ CELLS = 400
 
 
 def runs(generator, scale=1.0, shared=0.0):
-    """Differences of two honest runs, `scale` times as far apart as their deviations say."""
+    """Differences of two unchanged runs, `scale` times as far apart as their deviations say."""
     apart = generator.normal(shared, 0.008 * scale, CELLS)
     return [Difference(float(one), 0.008) for one in apart]
 
@@ -50,7 +50,7 @@ def test_a_small_p_value_carries_larger_ones_below_it():
     assert benjamini_hochberg([0.03, 0.04, 0.045], 0.05) == [True] * 3
 
 
-def test_honest_runs_get_wrong_verdicts_as_rarely_as_promised():
+def test_unchanged_runs_get_wrong_verdicts_as_rarely_as_promised():
     generator = numpy.random.default_rng(1)
     wrong = [sum(verdict in (FASTER, SLOWER) for verdict in decide(runs(generator))) for _ in range(200)]
     assert sum(map(bool, wrong)) <= 8  # At most 1 % of 200 comparisons are expected.
@@ -58,16 +58,16 @@ def test_honest_runs_get_wrong_verdicts_as_rarely_as_promised():
 
 def test_a_change_in_a_tenth_is_found_where_it_can_be():
     generator = numpy.random.default_rng(2)
-    found = others = 0
+    slower = others = 0
     for _ in range(50):
-        honest = runs(generator)
-        changed = [Difference(one.log_ratio + math.log(1.05), one.deviation) for one in honest[: CELLS // 10]]
-        verdicts = decide(changed + honest[CELLS // 10 :])
-        found += sum(verdict == SLOWER for verdict in verdicts[: CELLS // 10])
+        unchanged = runs(generator)
+        changed = [Difference(one.log_ratio + math.log(1.05), one.deviation) for one in unchanged[: CELLS // 10]]
+        verdicts = decide(changed + unchanged[CELLS // 10 :])
+        slower += sum(verdict == SLOWER for verdict in verdicts[: CELLS // 10])
         others += sum(verdict in (FASTER, SLOWER) for verdict in verdicts[CELLS // 10 :])
     assert changed[0].resolution() < 0.05
-    assert found >= 0.95 * 50 * CELLS // 10
-    assert others <= 0.02 * found
+    assert slower >= 0.95 * 50 * CELLS // 10
+    assert others <= 0.02 * slower
 
 
 def test_same_is_proven_not_assumed():
@@ -113,10 +113,10 @@ def test_rates_are_compared_as_times():
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.0, 3.0])
-def test_intervals_are_widened_as_far_as_honest_runs_differ(scale):
+def test_intervals_are_widened_as_far_as_unchanged_runs_differ(scale):
     generator = numpy.random.default_rng(4)
     # A shift that all share and a tenth that has changed are no variation.
-    found = runs(generator, scale, shared=0.1)
-    found[: CELLS // 10] = [Difference(one.log_ratio + 0.2, one.deviation) for one in found[: CELLS // 10]]
-    assert widening(found) == pytest.approx(scale, rel=0.3)
-    assert widening(found[:5]) == 1.0
+    differences = runs(generator, scale, shared=0.1)
+    differences[: CELLS // 10] = [Difference(one.log_ratio + 0.2, one.deviation) for one in differences[: CELLS // 10]]
+    assert widening(differences) == pytest.approx(scale, rel=0.3)
+    assert widening(differences[:5]) == 1.0

@@ -92,10 +92,10 @@ def test_a_model_too_large_for_one_gpu_fits_on_several(capsys):
 
 
 def test_blocks_are_recomputed_until_a_step_fits(capsys):
-    found = answer(capsys, *["--size", "10B", "--batch-size", "1", "--context", "32768", "--gpus", "4"])
-    *_, whole, recomputed = found["ways"]
+    printed = answer(capsys, *["--size", "10B", "--batch-size", "1", "--context", "32768", "--gpus", "4"])
+    *_, whole, recomputed = printed["ways"]
     assert (whole["outcome"], recomputed["outcome"]) == ("does not fit", "fits")
-    assert recomputed["memory"]["total"] > 0.9 * (found["capacity"] - 5e9)  # no more of them than it takes
+    assert recomputed["memory"]["total"] > 0.9 * (printed["capacity"] - 5e9)  # no more of them than it takes
 
 
 def test_another_gpus_errors_are_said_to_be_unknown(capsys):
@@ -114,13 +114,13 @@ def test_a_recorded_gpus_errors_are_those_measured_on_it(capsys):
 
 
 def test_the_fastest_way_that_fits_is_the_answer(capsys):
-    found = answer(capsys, "--size", "2.7B", "--price", "3.6")
-    best = max((way for way in found["ways"] if way["outcome"] == "fits"), key=lambda way: way["tokens_per_second"])
+    printed = answer(capsys, "--size", "2.7B", "--price", "3.6")
+    best = max((way for way in printed["ways"] if way["outcome"] == "fits"), key=lambda way: way["tokens_per_second"])
     rate = 4 * 512 / best["seconds"]
     assert best["tokens_per_second"] == pytest.approx(rate)
     assert best["price_per_million_tokens"] == pytest.approx(3.6 / 3600 * 1e6 / rate)
-    assert best["way"] in found["answer"]
-    assert f"{best['price_per_million_tokens']:.3g} per million tokens" in found["answer"]
+    assert best["way"] in printed["answer"]
+    assert f"{best['price_per_million_tokens']:.3g} per million tokens" in printed["answer"]
 
 
 def test_tied_weights_count_once(capsys):

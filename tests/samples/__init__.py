@@ -88,15 +88,15 @@ def rows_of(
 
     `lost` gives the one measurement of a cell that could not be measured; `origin` changes the rows' provenance.
     """
-    found = []
+    chosen = []
     for cell in cells:
         rows = measured(cell.name, on_gpu=on_gpu).get(astuple(cell), [])
         if rows and (loss := lost(cell)):
             values = asdict(loss)
             values |= dict.fromkeys(cell.details, "") | values.pop("details")
             rows = [rows[0].model_copy(update=values), *(row for row in rows if row.metric == WALL)]
-        found += [row.model_copy(update=origin) for row in rows] if origin else rows
-    return found
+        chosen += [row.model_copy(update=origin) for row in rows] if origin else rows
+    return chosen
 
 
 @cache

@@ -84,9 +84,9 @@ def resources(cubin: bytes) -> tuple[int, int]:
         file.flush()
         tool = triton.knobs.nvidia.cuobjdump.path
         output = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
-    found = re.search(r"REG:(\d+) STACK:(\d+)", output.stdout)
-    assert found, output.stdout
-    return int(found[1]), int(found[2])
+    used = re.search(r"REG:(\d+) STACK:(\d+)", output.stdout)
+    assert used, output.stdout
+    return int(used[1]), int(used[2])
 
 
 @contextlib.contextmanager

@@ -43,8 +43,8 @@ def sound_tables(experiment: str) -> Tables:
 
 def failures(part: str, tables: Tables) -> list[str]:
     """The details of the failed checks of a module of scripts/checks."""
-    found = checks_of(import_module(f"scripts.checks.{part}"), tables)
-    return [check.detail for check in found if check.outcome == "failed"]
+    checks = checks_of(import_module(f"scripts.checks.{part}"), tables)
+    return [check.detail for check in checks if check.outcome == "failed"]
 
 
 def broken_laws(experiment: str, tables: Tables, sentence: str = "") -> list[str]:
@@ -185,11 +185,11 @@ def beyond(law: Law, tables: Tables) -> Iterator[tuple[str, Fault]]:
             cell = {name: reading.row[name] for name in parameters(EXPERIMENTS[law.experiment])}
             place = Rows(law.experiment, {**cell, **details, **law.where, "metric": law.metric})
             if math.isfinite(wanted) and wanted >= 0 and (sign > 0 or edge > SOME) and len(place.within(tables)):
-                found = law.case(reading, bounds).where
+                where = law.case(reading, bounds).where
                 if law.column == "n":
-                    yield found, put(place, n=round(wanted) + sign)
+                    yield where, put(place, n=round(wanted) + sign)
                 elif bounds.value:
-                    yield found, scale(place, wanted / bounds.value)
+                    yield where, scale(place, wanted / bounds.value)
                 else:
-                    yield found, put(place, **dict.fromkeys(STATISTICS, wanted))
+                    yield where, put(place, **dict.fromkeys(STATISTICS, wanted))
                 break

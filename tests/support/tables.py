@@ -31,8 +31,8 @@ def comparison(experiment, origin, cells):
         for details, metrics in contenders:
             for metric, samples in metrics.items():
                 kept = samples if isinstance(samples, list) else [samples]
-                found = summarize(metric, type(cell).metrics[metric], kept, details=details)
-                rows.append(make_row(cell, found, origin))
+                measurement = summarize(metric, type(cell).metrics[metric], kept, details=details)
+                rows.append(make_row(cell, measurement, origin))
     return frame(experiment, rows)
 
 
@@ -48,7 +48,7 @@ def training(kind, details, cells, origin=GPU, **setting):
         origin,
         {
             kind(**NANO | {"processes": 2 * place} | setting): [
-                (dict(zip(details, name.split(), strict=False)), found) for name, found in cell.items()
+                (dict(zip(details, name.split(), strict=False)), metrics) for name, metrics in cell.items()
             ]
             for place, cell in enumerate(cells, start=1)
         },
@@ -63,7 +63,7 @@ def prose(section, answers, origin):
 
     return filled(
         f"sections/{section}",
-        a=answers | {key: found.markup(f"{section}-{key}", figure) for key, found in answers_of(answers).items()},
+        a=answers | {key: part.markup(f"{section}-{key}", figure) for key, part in answers_of(answers).items()},
         summary={"machine": "M", "gpu": origin.gpu, "peak": gpu_of(origin.gpu), "traced": "T"},
         figure=figure,
     )

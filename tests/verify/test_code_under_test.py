@@ -28,19 +28,19 @@ NOTHING = "def f(q, k, v, is_causal=False):\n    return q * 0\n"
 
 
 @pytest.fixture
-def judged(tmp_path, launcher):
-    """Judge code written into a folder: the first file, or one of a name."""
+def verified(tmp_path, launcher):
+    """Verify code written into a folder: the first file, or one of a name."""
 
-    def judge(code, family="attention", name="theirs:f", limit_s=60, **files):
+    def verified(code, family="attention", name="theirs:f", limit_s=60, **files):
         for path, text in {"theirs.py": code, **files}.items():
             file = tmp_path / "folder" / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
-        found = verify(family, parse(f"it={name}"), tmp_path / "folder", tmp_path / "log", launcher, limit_s)
-        assert all(reason.strip() for _, reason, _ in found.grouped)
-        return found
+        result = verify(family, parse(f"it={name}"), tmp_path / "folder", tmp_path / "log", launcher, limit_s)
+        assert all(reason.strip() for _, reason, _ in result.grouped)
+        return result
 
-    return judge
+    return verified
 
 
 TRIES = {
@@ -55,18 +55,18 @@ torch.Tensor.norm = lambda *a, **k: torch.zeros(())
 
 
 @pytest.mark.parametrize("what", TRIES)
-def test_nothing_that_it_does_makes_a_wrong_result_right(judged, what):
-    found = judged(TRIES[what] + NOTHING)
-    assert found.verdict == WRONG
-    assert re.search(r"its o has a relative error of \d\.\d+, largest in head \d, rows \d+ to \d+", found.reason)
+def test_nothing_that_it_does_makes_a_wrong_result_right(verified, what):
+    result = verified(TRIES[what] + NOTHING)
+    assert result.verdict == WRONG
+    assert re.search(r"its o has a relative error of \d\.\d+, largest in head \d, rows \d+ to \d+", result.reason)
 
 
-def test_bytes_of_its_own_are_no_result(judged):
+def test_bytes_of_its_own_are_no_result(verified):
     forged = (
         "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'\\0\\0\\0\\4{}{}')\n    except OSError: pass\n"
         + RIGHT_ATTENTION
     )
-    assert judged(forged, limit_s=8).verdict in (WRONG, CRASHED, TIMED_OUT)
+    assert verified(forged, limit_s=8).verdict in (WRONG, CRASHED, TIMED_OUT)
 
 
 ENDS = {
@@ -77,24 +77,24 @@ ENDS = {
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_what_ends_its_process_costs_only_itself(judged, how):
+def test_what_ends_its_process_costs_only_itself(verified, how):
     statement, reason = ENDS[how]
-    found = judged(f"import os, time\ndef f(q, k, v, is_causal=False):\n    {statement}\n", limit_s=8)
-    assert found.verdict in (CRASHED, TIMED_OUT)
-    assert re.search(reason, found.reason) or found.verdict == TIMED_OUT
-    assert judged(RIGHT_ATTENTION).verdict == RIGHT  # the next one
+    result = verified(f"import os, time\ndef f(q, k, v, is_causal=False):\n    {statement}\n", limit_s=8)
+    assert result.verdict in (CRASHED, TIMED_OUT)
+    assert re.search(reason, result.reason) or result.verdict == TIMED_OUT
+    assert verified(RIGHT_ATTENTION).verdict == RIGHT  # the next one
 
 
-def test_what_never_ends_has_timed_out(judged):
+def test_what_never_ends_has_timed_out(verified):
     start = time.monotonic()
-    found = judged("import time\ndef f(q, k, v, is_causal=False):\n    time.sleep(300)\n", limit_s=5)
-    assert (found.verdict, time.monotonic() - start < 30) == (TIMED_OUT, True)
-    assert found.reason.startswith("fp32 forward ([4, 128, 64], all keys): it takes longer than 5 s (0 of 12 cases")
-    assert "0 of 24 cases beyond it right and 24 timed out" in found.reason
+    result = verified("import time\ndef f(q, k, v, is_causal=False):\n    time.sleep(300)\n", limit_s=5)
+    assert (result.verdict, time.monotonic() - start < 30) == (TIMED_OUT, True)
+    assert result.reason.startswith("fp32 forward ([4, 128, 64], all keys): it takes longer than 5 s (0 of 12 cases")
+    assert "0 of 24 cases beyond it right and 24 timed out" in result.reason
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-def test_what_it_starts_ends_with_it(judged, tmp_path):
+def test_what_it_starts_ends_with_it(verified, tmp_path):
     file = tmp_path / "alive"
     daemon = f"""
 import os, time
@@ -106,7 +106,7 @@ if not os.fork():
         open({str(file)!r}, 'a').write('x')
         time.sleep(.05)
 """
-    assert judged(daemon + RIGHT_ATTENTION).verdict == RIGHT
+    assert verified(daemon + RIGHT_ATTENTION).verdict == RIGHT
     size = file.stat().st_size
     time.sleep(0.3)
     assert file.stat().st_size == size > 0
@@ -132,21 +132,21 @@ CAUSES = {
 
 
 @pytest.mark.parametrize("code", CAUSES)
-def test_a_reason_says_what_and_where(judged, code):
+def test_a_reason_says_what_and_where(verified, code):
     verdict, reason = CAUSES[code]
-    found = judged(code)
-    assert found.verdict == verdict
-    assert re.search(reason, found.reason)
-    assert "\x1b" not in found.reason
+    result = verified(code)
+    assert result.verdict == verdict
+    assert re.search(reason, result.reason)
+    assert "\x1b" not in result.reason
 
 
-def test_the_handout_is_told_from_what_is_beyond_it(judged):
+def test_the_handout_is_kept_apart_from_what_is_beyond_it(verified):
     powers_of_two = RIGHT_ATTENTION.replace(
         "    return", "    n = q.shape[1]\n    if n < 16 or n & (n - 1): raise ValueError('powers of two')\n    return"
     )
-    found = judged(powers_of_two)
-    assert found.verdict == RIGHT
-    assert found.reason == "12 of 12 cases of the handout right; 8 of 24 cases beyond it right"
+    result = verified(powers_of_two)
+    assert result.verdict == RIGHT
+    assert result.reason == "12 of 12 cases of the handout right; 8 of 24 cases beyond it right"
 
 
 ROUNDED = f"""
@@ -161,11 +161,11 @@ def f(q, k, v, is_causal=False):
 """
 
 
-def test_tf32_meets_the_handout_and_is_named(judged):
-    found = judged(ROUNDED)
-    assert found.verdict == RIGHT
-    assert "TF32" in found.reason
-    assert {case.case.partition(" (")[0] for case in found.of("failed")} >= {"exact fp32"}
+def test_tf32_meets_the_handout_and_is_named(verified):
+    result = verified(ROUNDED)
+    assert result.verdict == RIGHT
+    assert "TF32" in result.reason
+    assert {case.case.partition(" (")[0] for case in result.of("failed")} >= {"exact fp32"}
 
 
 FORWARD = """
@@ -177,15 +177,15 @@ class F(torch.autograd.Function):
 """
 
 
-def test_forward_only_and_without_a_mask_is_no_wrong_result(judged):
-    found = judged(FORWARD, name="theirs:F")
-    assert found.verdict == RIGHT
-    assert {reason for _, reason, _ in found.grouped if "mask" in reason or "causal" in reason} == {
+def test_forward_only_and_without_a_mask_is_no_wrong_result(verified):
+    result = verified(FORWARD, name="theirs:F")
+    assert result.verdict == RIGHT
+    assert {reason for _, reason, _ in result.grouped if "mask" in reason or "causal" in reason} == {
         "it ignores is_causal"
     }
-    assert not found.of("failed", "handout")
+    assert not result.of("failed", "handout")
     summary = "4 of 4 cases of the handout right and 8 not supported; .*: it has no backward pass"
-    assert re.fullmatch(summary, found.reason)
+    assert re.fullmatch(summary, result.reason)
 
 
 KERNEL = """
@@ -201,10 +201,10 @@ def f(q, k, v, is_causal=False):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
-def test_code_for_a_gpu_cannot_run_without_one(judged):
-    assert (found := judged(KERNEL)).verdict == CANNOT_RUN
-    assert "it needs a GPU" in found.reason
-    assert judged("def f(q, k, v, is_causal=False):\n    assert q.is_cuda\n").verdict == CANNOT_RUN
+def test_code_for_a_gpu_cannot_run_without_one(verified):
+    assert (result := verified(KERNEL)).verdict == CANNOT_RUN
+    assert "it needs a GPU" in result.reason
+    assert verified("def f(q, k, v, is_causal=False):\n    assert q.is_cuda\n").verdict == CANNOT_RUN
 
 
 VERSION = "import importlib.metadata\n__version__ = importlib.metadata.version('{}')\n"
@@ -216,7 +216,7 @@ from cs336_basics.model import scale
 """
 
 
-def test_a_package_may_have_any_name_and_lack_what_it_does_not_use(judged):
+def test_a_package_may_have_any_name_and_lack_what_it_does_not_use(verified):
     files = {
         "cs336_systems/__init__.py": VERSION.format("cs336-systems"),
         "cs336_systems/mine.py": MINE,
@@ -224,10 +224,10 @@ def test_a_package_may_have_any_name_and_lack_what_it_does_not_use(judged):
         "basics/cs336_basics/model.py": "scale = 1\n",
         "random.py": "raise SystemExit('it has the name of one of Python\\'s own modules')\n",
     }
-    found = judged("", name="cs336_systems.mine:f", **files)
-    assert found.verdict == RIGHT
+    result = verified("", name="cs336_systems.mine:f", **files)
+    assert result.verdict == RIGHT
     used = "import no_such_package\ndef f(q, k, v, is_causal=False):\n    return no_such_package.attention(q, k, v)\n"
-    assert "needs the package no_such_package, which is not installed, at theirs.py:3" in judged(used).reason
+    assert "needs the package no_such_package, which is not installed, at theirs.py:3" in verified(used).reason
 
 
 def test_a_copy_of_a_folder_has_its_commit_and_no_links_and_stays_as_it_is(tmp_path):

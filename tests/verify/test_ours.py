@@ -46,8 +46,8 @@ WRONG_IN = {
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory, launcher):
-    """Judge an implementation of this project's folder."""
+def verified(tmp_path_factory, launcher):
+    """Verify an implementation of this project's folder."""
     log = tmp_path_factory.mktemp("verify") / "log"
     return lambda family, own: verify(family, own, ROOT, Path(log), launcher)
 
@@ -58,12 +58,12 @@ def judged(tmp_path_factory, launcher):
     [*((family, parse(f"it={path}")) for family, paths in OURS.items() for path in paths), *ADAPTERS],
     ids=lambda part: getattr(part, "path", part),
 )
-def test_ours_is_right_in_all_cases(judged, family, own):
-    found = judged(family, own)
-    if found.verdict == CANNOT_RUN and own.name == "adapter-triton":
+def test_ours_is_right_in_all_cases(verified, family, own):
+    result = verified(family, own)
+    if result.verdict == CANNOT_RUN and own.name == "adapter-triton":
         pytest.skip("Triton needs a GPU")
-    assert not found.grouped
-    assert found.verdict == RIGHT
+    assert not result.grouped
+    assert result.verdict == RIGHT
 
 
 def test_no_wrapper_is_left_out():
@@ -75,13 +75,13 @@ def test_no_wrapper_is_left_out():
 
 
 @pytest.mark.parametrize("family", PYTORCHS)
-def test_pytorchs_is_right(judged, family):
-    found = judged(family, parse(f"it={PYTORCHS[family]}"))
-    assert found.verdict == RIGHT, found.reason
+def test_pytorchs_is_right(verified, family):
+    result = verified(family, parse(f"it={PYTORCHS[family]}"))
+    assert result.verdict == RIGHT, result.reason
 
 
 @pytest.mark.parametrize("name", WRONG_IN)
-def test_what_is_wrong_is_noticed(judged, name):
-    found = judged("data_parallel", parse(f"it=tests.support.wrong_wrappers:{name}"))
-    assert found.verdict == (RIGHT if name == "Forgetful" else WRONG)  # of a number the handout's models have none
-    assert any(re.search(WRONG_IN[name], reason) for _, reason, _ in found.grouped), found.grouped
+def test_what_is_wrong_is_noticed(verified, name):
+    result = verified("data_parallel", parse(f"it=tests.support.wrong_wrappers:{name}"))
+    assert result.verdict == (RIGHT if name == "Forgetful" else WRONG)  # of a number the handout's models have none
+    assert any(re.search(WRONG_IN[name], reason) for _, reason, _ in result.grouped), result.grouped

@@ -186,7 +186,7 @@ def test_each_kind_of_solution_is_judged_as_it_is(tmp_path, launcher, kind):
         profile.truncate(10**9)
     with read_only_copy(tmp_path / "ada") as copy:
         for family, each in implementations_in(handed_over(tmp_path / "ada")):
-            found = verify(family, each, copy, tmp_path / "log", launcher)
+            result = verify(family, each, copy, tmp_path / "log", launcher)
             verdict, reason = expected[each.name]
-            assert found.verdict == verdict, (each.name, found.reason)
-            assert re.search(reason, found.reason), found.reason
+            assert result.verdict == verdict, (each.name, result.reason)
+            assert re.search(reason, result.reason), result.reason

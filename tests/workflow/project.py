@@ -176,13 +176,13 @@ def planned_rules(folder: Path, *arguments: str, gpus: int = 0) -> set[str]:
 
 def rows(raw: Path) -> set[tuple]:
     """Every measured row below a folder, without its numbers: file, parameters, metric and status."""
-    found = set()
+    measured = set()
     for path in sorted(raw.rglob("*.csv")):
         with path.open() as file:
             for row in csv.DictReader(file):
                 keys = list(row)
-                found.add((path.name, *(row[key] for key in keys[: keys.index("unit")]), row["status"]))
-    return found
+                measured.add((path.name, *(row[key] for key in keys[: keys.index("unit")]), row["status"]))
+    return measured
 
 
 def edit(path: Path, old: str, new: str) -> None:

@@ -83,8 +83,8 @@ def rows_of(project, experiment):
 
 def test_incorrect_code_is_not_measured_and_other_code_is(project):
     # The instruments are tested by whichever job comes first.
-    told = r"The code is incorrect on this machine, so nothing was measured with it: (tests/test_instruments\.py )?"
-    assert re.search(told + r"tests/test_ping\.py\n", (project / "incorrect.txt").read_text())
+    sentence = r"The code is incorrect on this machine, so nothing was measured with it: (tests/test_instruments\.py )?"
+    assert re.search(sentence + r"tests/test_ping\.py\n", (project / "incorrect.txt").read_text())
     assert set((project / "measured.txt").read_text().split()) == {"flash"}
 
 

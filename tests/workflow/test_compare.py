@@ -19,8 +19,8 @@ def test_a_page_is_made_and_a_slower_time_fails_the_run(tmp_path):
     options = ["compare", "--config", "recorded=nvidia-h200", f"with={tmp_path / 'before it'}", "price=3.5"]
     assert "slower in recorded/nvidia-h200/raw:" in snakemake(folder, *options)
     made = folder / "results/recorded/nvidia-h200/comparison/before it"
-    found = json.loads((made / "comparison.json").read_text())
-    assert found["counts"]["slower"] > 0
+    comparison = json.loads((made / "comparison.json").read_text())
+    assert comparison["counts"]["slower"] > 0
     files = {path.name for path in made.iterdir()}
     assert files == {f"comparison.{ending}" for ending in ("csv", "html", "json", "pdf", "svg", "typ")}
     (made / "comparison.pdf").unlink()

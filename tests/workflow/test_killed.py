@@ -23,7 +23,7 @@ def strangers(project):
     (project / MODULE).write_text("import time\n\ntime.sleep(1000)\n")  # needs no core
     job = "cs336_systems.benchmarks autocast_dtypes"
     long = f"{sys.executable} -m {job} --autocast bf16 --output results/cpu/raw/autocast_dtypes/mine.csv"
-    found = [
+    others = [
         start(["nice", *shlex.split(long)], project),
         start(["bash", "-c", f"while true; do sleep 60; done; {long}"], project),
     ]
@@ -32,12 +32,12 @@ def strangers(project):
         subprocess.run([*tmux, "new-session", "-d", "-s", long.replace(".", "_")], cwd=project, check=True)
         ask = [*tmux, "display-message", "-p", "#{pid}"]
         server = subprocess.run(ask, cwd=project, capture_output=True, text=True, check=True).stdout
-        found.append(psutil.Process(int(server)))
+        others.append(psutil.Process(int(server)))
     time.sleep(1)
-    yield found
+    yield others
     if shutil.which("tmux"):
         subprocess.run([*tmux, "kill-server"], check=False)
-    for process in found[:2]:
+    for process in others[:2]:
         process.kill()
         process.wait()
 

@@ -155,8 +155,8 @@ def test_a_strict_report_with_a_failed_check_and_rows_that_are_planned_no_more(p
     with (project / TABLE).open() as file:
         assert {row["cast"] for row in csv.DictReader(file)} == {"True"}
     with (project / "results/cpu/coverage.csv").open() as file:
-        found = {(row["experiment"], row["grid"]): row for row in csv.DictReader(file)}
-    assert found["accumulation", "all"]["ok"] == found["accumulation", "–"]["unplanned"] == "1"
+        coverage = {(row["experiment"], row["grid"]): row for row in csv.DictReader(file)}
+    assert coverage["accumulation", "all"]["ok"] == coverage["accumulation", "–"]["unplanned"] == "1"
     assert "were measured too (unplanned: 1)" in (project / "results/cpu/writeup.typ").read_text()
 
 

@@ -27,15 +27,15 @@ def test_each_example_gets_the_verdict_that_it_is_for(tmp_path):
     )
     printed = snakemake(folder, "verify", "--configfile", "examples/config.yaml")
     assert "; page: results/cpu/verify.html\n" in printed
-    found = {name: row for (_, _, name), row in verdicts(folder).items() if name}
-    assert {name: row["verdict"] for name, row in found.items()} == {
+    rows = {name: row for (_, _, name), row in verdicts(folder).items() if name}
+    assert {name: row["verdict"] for name, row in rows.items()} == {
         **dict.fromkeys(("my-flash", "my-ddp", "my-optimizer", "my-fsdp", "evenly", "even-rows"), RIGHT),
         **dict.fromkeys(("padded", "last-bucket-lost"), WRONG),
         **{"adapter-pytorch": RIGHT, "adapter-triton": UNSUPPORTED, "adapter-ddp": RIGHT, "adapter-fsdp": WRONG},
     }
-    assert found["my-fsdp"]["failed"] == found["my-optimizer"]["failed"] == "0"
-    assert found["evenly"]["handout"] == found["even-rows"]["handout"] == "2 of 2"
-    assert int(found["evenly"]["failed"]) > 0 < int(found["even-rows"]["failed"])  # where ranks do not divide
+    assert rows["my-fsdp"]["failed"] == rows["my-optimizer"]["failed"] == "0"
+    assert rows["evenly"]["handout"] == rows["even-rows"]["handout"] == "2 of 2"
+    assert int(rows["evenly"]["failed"]) > 0 < int(rows["even-rows"]["failed"])  # where ranks do not divide
     assert "last-bucket-lost: <span" in (folder / "results/cpu/verify.html").read_text()
 
 
@@ -49,8 +49,8 @@ def test_a_class_gets_a_table_and_strictly_a_wrong_one_fails_the_run(tmp_path):
     (students / "eve/flash.py").write_text("import os\ndef attention(q, k, v, is_causal):\n    os._exit(0)\n")
     printed = snakemake(folder, "verify", "--config", "students=examples/class", "strict=true", check=False)
     assert "; page: results/cpu/verify.html; and strict is true" in printed
-    found = verdicts(folder)
-    assert {key: row["verdict"] for key, row in found.items() if row["implementation"]} == {
+    rows = verdicts(folder)
+    assert {key: row["verdict"] for key, row in rows.items() if row["implementation"]} == {
         ("ada", "attention", "ada"): RIGHT,
         ("alan", "attention", "alan"): CANNOT_BE_LOADED,
         ("emmy", "attention", "adapter-pytorch"): RIGHT,
@@ -61,8 +61,8 @@ def test_a_class_gets_a_table_and_strictly_a_wrong_one_fails_the_run(tmp_path):
         ("grace", "attention", "grace"): RIGHT,
         ("grace", "data_parallel", "grace"): WRONG,
     }
-    assert found["alan", "sharded_optimizer", ""]["verdict"] == "not there"
-    assert found["emmy", "data_parallel", "adapter-ddp"]["handout"] == "4 of 4"
+    assert rows["alan", "sharded_optimizer", ""]["verdict"] == "not there"
+    assert rows["emmy", "data_parallel", "adapter-ddp"]["handout"] == "4 of 4"
     table = (folder / "results/cpu/verify.html").read_text()
     assert "flash has no &#39;FlashAttention&#39;" in table
     assert "2 times as large as the mean over ranks, as a sum over ranks is" in table

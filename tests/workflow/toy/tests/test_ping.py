@@ -9,5 +9,5 @@ from cs336_systems.benchmarks import ping
 
 @pytest.mark.numeric
 def test_a_lone_ping_is_counted_once():
-    measurements = {found.metric: found for found in ping.measure(Ping(processes=1), torch.device("cpu"))}
+    measurements = {row.metric: row for row in ping.measure(Ping(processes=1), torch.device("cpu"))}
     assert measurements["sum"].mean == 1
