@@ -130,14 +130,26 @@ def record(tmp_path, startup):
 
 
 def test_the_time_left_is_what_was_recorded_at_the_pace_of_this_run(plan, follow, tmp_path):
-    """This run takes 2 s for the first cell, a fifth; as if 3 s, a twentieth of all, had passed before."""
+    """This run takes 2 s for the first cell, a fifth; as if 1.2 s, a fiftieth of all, had passed before."""
     record(tmp_path, startup=0.0)
     look = follow("a")
     write_log(plan, "a")
     assert look() == ["0 of 3 cells done, about 60 s left | accumulation/a, cell 1 of 3: additions=1"]
     write_log(plan, "a", "ok")
-    left = round((2 + 3) / (10 + 3) * 50)
+    left = round((2 + 1.2) / (10 + 1.2) * 50)
     assert look(2) == [f"1 of 3 cells done, about {left} s left | accumulation/a, cell 2 of 3: additions=2"]
+
+
+def test_during_a_long_cell_the_time_left_is_reported_again(plan, follow, tmp_path):
+    record(tmp_path, startup=0.0)
+    look = follow("a")
+    write_log(plan, "a")
+    look()
+    write_log(plan, "a", "ok", "ok")
+    (line,) = look(30)
+    assert line == "2 of 3 cells done, about 30 s left | accumulation/a, cell 3 of 3: additions=3"
+    assert look(35) == look(39) == []
+    assert look(45) == [line.replace("30 s", "15 s")]
 
 
 @pytest.mark.parametrize(
@@ -164,14 +176,14 @@ def test_starts_of_jobs_and_the_report_take_time_as_well(plan, follow, tmp_path)
     look(72)
     write_log(plan, "b", "ok", "ok", "ok")
     (last,) = look(132)
-    assert last == "6 of 6 cells done, about 14 s left | accumulation/b: done"
+    assert last == "6 of 6 cells done, about 7 s left | accumulation/b: done"
 
 
 def test_cells_that_an_earlier_launch_has_kept_say_nothing_of_the_pace(plan, follow, tmp_path):
     record(tmp_path, startup=0.0)
     look = follow("a")
     write_log(plan, "a", "ok", "ok")
-    assert look(0.5) == ["2 of 3 cells done, about 40 s left | accumulation/a, cell 3 of 3: additions=3"]
+    assert look(0.5) == ["2 of 3 cells done, about 55 s left | accumulation/a, cell 3 of 3: additions=3"]
 
 
 def test_of_several_recorded_gpus_each_cell_counts_and_the_own_model_wins(plan, tmp_path):
