@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 
+from cs336_systems.compare.results import find
 from cs336_systems.config import AUTO, NONE, QUICK, as_in_a_file, set_by
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.fit.planned import describe_too_large
@@ -46,6 +47,7 @@ RESULTS = str(PLAN.results)
 check_folder(RESULTS)
 TRACES = {name: str(PLAN.trace(name)) for name in PLAN.traced}
 CLASS = config["students"]
+COMPARED_WITH = str(config["with"])
 IMPORT_S = 120  # time limit for importing a user's modules
 # The file that names each student's implementations.
 STUDENTS = [] if CLASS == NONE else [str(file) for file in map(handed_over, sorted(Path(CLASS).glob("*/"))) if file]
@@ -126,8 +128,8 @@ onerror:
 def explain(record):
     """Shorten what Snakemake says of a missing file: to why it is refused, or to the targets that are allowed."""
     text = str(record.msg) if hasattr(record, "exception") else ""
-    if target := re.search(r"No rule to produce (\S+) ", text):
-        made = sorted(rule.name for rule in workflow.rules if not rule.has_wildcards())
+    if target := re.search(r"No \w+ to produce (\S+) ", text):
+        made = sorted(each.name for each in workflow.rules if not each.has_wildcards())
         near = ", ".join(get_close_matches(target[1], made) or made)
         record.msg = f"Error: the target is {target[1]!r}; allowed: {near}, or a file that a rule makes"
     elif reasons := re.findall(r"^  +(?:Refused: (.*)|\((.*)\))$", text, re.M):
@@ -242,6 +244,17 @@ def raw_csvs(wildcards):
 def cards_to_pack(wildcards):
     """The CSV files of the card that exist."""
     return sorted(map(str, PLAN.raw.glob("card/*.csv")))
+
+
+def not_compared(wildcards):
+    """Input that keeps the comparison from running: none, or the reason."""
+    if COMPARED_WITH == NONE:
+        return refused_if(True, "with is 'none'; allowed: a label in results/ or recorded/, or a folder")
+    try:
+        find(COMPARED_WITH)
+    except ValueError as error:
+        return refused_if(True, error)
+    return []
 
 
 def scripts_of(package):

@@ -6,21 +6,7 @@ name only. Nothing is measured.
 
 from pathlib import Path
 
-from cs336_systems.compare.results import find
-
-COMPARED_WITH = str(config["with"])
 COMPARISON = f"{RESULTS}/comparison/{Path(COMPARED_WITH).resolve().name}"
-
-
-def not_compared(wildcards):
-    """Input that keeps the comparison from running: none, or the reason."""
-    if COMPARED_WITH == NONE:
-        return refused_if(True, "with is 'none'; allowed: a label in results/ or recorded/, or a folder")
-    try:
-        find(COMPARED_WITH)
-    except ValueError as error:
-        return refused_if(True, error)
-    return []
 
 
 # Without output, so that it runs whenever it is requested, and its files are kept when a time is slower.

@@ -52,8 +52,8 @@ def dense(shape, n_keys: int, is_causal: bool, **options) -> Case:
     return Case(((n_queries, n_keys),), d, is_causal=is_causal, batch=tuple(batch), **options)
 
 
-def parametrized(core, more):
-    """Cases of lines (batch, heads, n_queries, n_keys, d), dtypes, causal or not; the core is part of the gate."""
+def parametrized(core, more, of_core):
+    """Cases of lines (batch, heads, n_queries, n_keys, d), dtypes, causal or not; the core has a mark."""
     return [
         pytest.param(
             dense((batch, heads, n_queries, d), n_keys, is_causal),
@@ -61,7 +61,7 @@ def parametrized(core, more):
             id=f"{(batch, heads, n_queries, n_keys, d)} {str(dtype)[6:]} {'causal' if is_causal else 'full'}",
             marks=marks,
         )
-        for marks, lines in ((pytest.mark.numeric, core), ((), more))
+        for marks, lines in ((of_core, core), ((), more))
         for (batch, heads, n_queries, n_keys, d), dtypes, is_causal in lines
         for dtype in dtypes
     ]

@@ -66,7 +66,7 @@ MORE = [
     ((1, 1, 17001, 100, 256), (BF16,), True),
     ((1, 1, 70001, 70, 64), (BF16,), True),
 ]
-CASES = parametrized(CORE, MORE)
+CASES = parametrized(CORE, MORE, of_core=pytest.mark.numeric)
 DOCUMENTS = ((1, 1), (17, 17), (0, 0), (1001, 1001), (64, 64), (333, 333))
 UNEQUAL = ((1, 200), (300, 1), (513, 400), (17, 0), (0, 40), (700, 1001))
 

@@ -96,7 +96,10 @@ MORE = [
     ((1, 3, 4097, 4099, 96), (BF16,)),
     ((1, 3, 4097, 4099, 128), (BF16,)),
 ]
-CASES = parametrized(*([(*line, causal) for line in lines for causal in (True, False)] for lines in (CORE, MORE)))
+CASES = parametrized(
+    *([(*line, causal) for line in lines for causal in (True, False)] for lines in (CORE, MORE)),
+    of_core=pytest.mark.numeric,
+)
 FORWARD_TILES = [
     (64, ForwardTiles(consumers=1, group=4)),
     (64, ForwardTiles(consumers=3, group=1)),
