@@ -134,9 +134,8 @@ def explain(record):
         record.msg = f"Error: the target is {target[1]!r}; allowed: {near}, or a file that a rule makes"
     elif reasons := re.findall(r"^  +(?:Refused: (.*)|\((.*)\))$", text, re.M):
         record.msg = f"Error: {'; '.join(dict.fromkeys(map(''.join, reasons)))}"
-    return not text.startswith(
-        "RuleException:\nCalledProcessError"
-    )  # what it says stands below "Error in rule" as well
+    # What a failed command said stands below "Error in rule" as well.
+    return not text.startswith("RuleException:\nCalledProcessError")
 
 
 logger.addFilter(explain)
