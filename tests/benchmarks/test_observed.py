@@ -18,7 +18,8 @@ from cs336_systems.accounting import contenders as contenders_accounting
 from cs336_systems.accounting.contenders import Sent, differences
 from cs336_systems.benchmarks.comparison.builders import ours as builders
 from cs336_systems.benchmarks.comparison.contender_runs import ContenderRuns
-from cs336_systems.benchmarks.comparison.observed import Watch
+from cs336_systems.benchmarks.comparison.observed import Watch, watched
+from cs336_systems.benchmarks.comparison.training import run
 from cs336_systems.experiments.base import make_cell
 from cs336_systems.experiments.data_parallel import CONTENDERS
 from cs336_systems.experiments.registry import EXPERIMENTS
@@ -198,3 +199,18 @@ def test_differences_are_told_in_one_sentence():
         "11 bytes by all_gather/broadcast in passes, and 10 declared",
         "1 × broadcast in update, and none declared",
     ]
+
+
+def test_compiled_code_runs_after_a_step_was_observed():
+    ran = []
+
+    def backend(graph, inputs):
+        return lambda *args: ran.append(graph) or graph(*args)
+
+    layer, x = torch.compile(nn.Linear(2, 2), backend=backend), torch.ones(1, 2)
+    phases = {"forward": lambda: layer(x)}
+    run(phases)
+    watched(phases)
+    ran.clear()
+    run(phases)
+    assert len(ran) == 1
