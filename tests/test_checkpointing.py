@@ -3,31 +3,19 @@
 import pytest
 import torch
 
-from cs336_systems.measure.saved_tensors import record_saved
-from cs336_systems.model import ATTENTION, TransformerLM, build_model
 from cs336_systems.sizes import ModelShape
 from cs336_systems.training_step import TrainingStep
-from tests.support.models import ConvolutionLM
+from tests.support.models import ours
 from tests.support.operators import Operators
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 LAYERS = 5
+SHAPE = ModelShape(d_model=48, d_ff=40, num_layers=LAYERS, num_heads=3)
 
 
 def build(segment, attention="plain", device="cpu"):
     torch.manual_seed(0)
-    with torch.device(device):
-        return TransformerLM(
-            vocab_size=37,
-            context_length=19,
-            d_model=48,
-            num_layers=LAYERS,
-            num_heads=3,
-            d_ff=40,
-            rope_theta=10_000.0,
-            attention=ATTENTION[attention],
-            checkpoint_segment=segment,
-        )
+    return ours(SHAPE, 37, 19, device, attention=attention, checkpoint_segment=segment)
 
 
 def gradients(model, precision="fp32"):
@@ -81,25 +69,6 @@ def test_tied_and_frozen_weights_keep_their_gradients(frozen):
         assert_same(prepared(segment), expected)
 
 
-@pytest.mark.parametrize(("segment", "calls"), [(0, 1), (1, 2), (2, 2), (LAYERS, 2)])
-def test_each_block_runs_once_more_in_the_backward_pass(segment, calls):
-    model = build(segment)
-    counts = dict.fromkeys(range(LAYERS), 0)
-
-    def count(index):
-        counts[index] += 1
-
-    for index, block in enumerate(model.blocks):
-        block.register_forward_pre_hook(lambda *_, index=index: count(index))
-    step = TrainingStep(model, torch.randint(37, (2, 20)))
-    step.forward()
-    assert set(counts.values()) == {1}
-    step.backward()
-    assert set(counts.values()) == {calls}
-    step.infer()
-    assert set(counts.values()) == {calls + 1}
-
-
 def test_the_second_run_of_a_segment_ends_before_its_last_product():
     def in_backward(segment):
         step = TrainingStep(build(segment), torch.randint(37, (2, 20)))
@@ -114,29 +83,6 @@ def test_the_second_run_of_a_segment_ends_before_its_last_product():
         assert in_backward(segment) - without == 7 * LAYERS - segments
 
 
-def test_only_the_inputs_of_segments_are_kept():
-    inputs = []
-    model = build(2)
-    for block in model.blocks:
-        block.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
-    with record_saved(model) as saved:
-        loss = model(torch.randint(37, (2, 19))).sum()
-    kept = [tensor for tensor in saved if not tensor.range]
-    assert [tensor.shape for tensor in kept] == 3 * [(2, 19, 48)]
-    assert {tensor.range for tensor in saved} == {"", "token_embedding", "final_norm", "lm_head"}
-    addresses = [tensor.data_ptr() for tensor in inputs]
-    assert len(set(addresses[::2])) == 3  # the inputs of blocks 0, 2 and 4, all alive at once
-    loss.backward()
-
-
 def test_a_negative_segment_is_named():
     with pytest.raises(ValueError, match="checkpoint_segment is -1; allowed: whole numbers from 0"):
         build(-1)
-
-
-def test_other_models_are_not_asked_to_checkpoint():
-    shape = ModelShape(d_model=12, d_ff=8, num_layers=2, num_heads=2)
-    options = {"vocab_size": 37, "context_length": 8, "device": torch.device("cpu")}
-    assert isinstance(build_model("tests.support.models:ConvolutionLM", shape, **options), ConvolutionLM)
-    own = build_model("cs336_systems.model:TransformerLM", shape, checkpoint_segment=2, **options)
-    assert own.checkpoint_segment == 2

@@ -57,20 +57,6 @@ def test_the_phases_train_the_model_as_a_loop_written_out_does(precision, model)
         assert not torch.equal(mine, old)
 
 
-def test_backward_leaves_one_steps_gradients_and_the_weights_alone():
-    model = make_model()
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    step = TrainingStep(model, make_tokens())
-    gradients = []
-    for _ in range(2):
-        run(step, "forward_backward")
-        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
-    assert all(gradient.abs().sum() > 0 for gradient in gradients[0])
-    for first, second, old, new in zip(*gradients, before, model.parameters(), strict=True):
-        assert torch.equal(first, second)  # not added up
-        assert torch.equal(old, new)
-
-
 @pytest.mark.parametrize("mode", PHASES_OF_MODE)
 def test_stages_do_what_phases_do(mode):
     tokens = make_tokens()

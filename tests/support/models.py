@@ -24,6 +24,14 @@ def ours(shape, vocab_size, context_length, device="cpu", **options):
     return build_model("cs336_systems.model:TransformerLM", shape, **sizes, **options)
 
 
+def with_random_norms(model: nn.Module) -> nn.Module:
+    """A model whose norms have random weights: ones would hide a missing multiplication."""
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            nn.init.uniform_(parameter, 0.5, 1.5)
+    return model
+
+
 class ConvolutionLM(nn.Module):
     """A causal convolution instead of attention, tied weights: nothing of TransformerLM but its seven arguments."""
 
