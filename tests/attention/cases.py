@@ -216,6 +216,13 @@ def excess(case: Case, inputs: Tensors, got: Tensors) -> dict[str, str]:
     return bad
 
 
+def check(case: Case, dtype: torch.dtype, device: str = "cpu", compute=results) -> None:
+    """Check that no result, computed from random inputs, has an excess error."""
+    inputs = make_inputs(case, dtype, device)
+    bad = excess(case, inputs, compute(case, inputs))
+    assert not bad, bad
+
+
 INFINITE = {"first keys": slice(0, 70), "middle keys": slice(5, 100), "every key": slice(None)}
 """Keys whose scores are -inf: more than a tile of them, and with a causal mask whole rows."""
 

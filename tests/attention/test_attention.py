@@ -19,6 +19,7 @@ from cs336_systems.attention.operators import with_options
 from tests.attention.cases import (
     INFINITE,
     Case,
+    check,
     dense,
     differences_where_scores_are_infinite,
     excess,
@@ -68,21 +69,13 @@ def test_a_score_that_is_no_number_spoils_its_row_only():
 @pytest.mark.parametrize(("n_queries", "n_keys"), LENGTHS)
 def test_tiled(n_queries, n_keys, dtype, is_causal):
     case = dense((2, 1, n_queries, 32), n_keys, is_causal)
-    inputs = make_inputs(case, dtype)
-    assert not excess(case, inputs, function_results(TiledFlashAttention, case, inputs))
+    check(case, dtype, compute=partial(function_results, TiledFlashAttention))
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_tiled_in_float64(is_causal):
     q, k, v = (x.requires_grad_() for x in make_qkv((2, 5, 4), 7, torch.float64))
     assert torch.autograd.gradcheck(lambda *x: TiledFlashAttention.apply(*x, is_causal), (q, k, v))
-
-
-@pytest.mark.numeric
-def test_tiled_with_large_scores():
-    case = dense((2, 1, 100, 64), 100, True, factor=10.0)  # scores of some hundreds: exp alone overflows
-    inputs = make_inputs(case, torch.float32)
-    assert not excess(case, inputs, function_results(TiledFlashAttention, case, inputs))
 
 
 @on_each_device

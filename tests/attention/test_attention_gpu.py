@@ -12,6 +12,7 @@ import torch
 from cs336_systems.attention import chip, flash_attention, flash_attention_varlen, gpu_attention, plain_attention
 from tests.attention.cases import (
     Case,
+    check,
     dense,
     excess,
     function_results,
@@ -133,14 +134,12 @@ def compiled(function, **options):
 
 @pytest.mark.parametrize(("case", "dtype"), CASES)
 def test_error_is_at_most_twice_that_of_pytorch(functions, case, dtype):
-    inputs = make_inputs(case, dtype, "cuda")
-    assert not excess(case, inputs, function_results(functions.TritonFlashAttention, case, inputs))
+    check(case, dtype, "cuda", partial(function_results, functions.TritonFlashAttention))
 
 
 @pytest.mark.parametrize(("case", "dtype"), WITH_OPTIONS)
 def test_error_with_options(case, dtype):
-    inputs = make_inputs(case, dtype, "cuda")
-    assert not excess(case, inputs, results(case, inputs))
+    check(case, dtype, "cuda")
 
 
 @pytest.mark.parametrize("table", ["KB_99", "KB_163"])
@@ -149,11 +148,10 @@ def test_error_with_options(case, dtype):
 def test_tiles_of_other_chips(dtype, d, table):
     from cs336_systems.attention import tile_config, triton_launch
 
-    case = dense((1, 2, 333, d), 300, True)
-    inputs = make_inputs(case, dtype, "cuda")
     width = max(64, 1 << (d - 1).bit_length())
     forward, backward = getattr(tile_config, table)[dtype is FP32, width]
-    assert not excess(case, inputs, launch_results(triton_launch, case, inputs, forward, tiles=backward))
+    compute = partial(launch_results, triton_launch, forward_tiles=forward, tiles=backward)
+    check(dense((1, 2, 333, d), 300, True), dtype, "cuda", compute)
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
@@ -165,12 +163,9 @@ def test_gpus_before_ampere_run_sdpa_or_tiles(monkeypatch, request, dtype, is_ca
         monkeypatch.setattr(module, "triton_obstacle", lambda chip: "as on a T4")
     gpu_attention._kernels.cache_clear()
     case = dense((2, 4, 130, 17), 50, is_causal, kv_heads=2)
-    inputs = make_inputs(case, dtype, "cuda")
-    assert not excess(case, inputs, results(case, inputs))
-    assert not excess(case, inputs, results(case, inputs, compiled))
-    case = replace(case, scale=0.3, uses_lse=True)
-    inputs = make_inputs(case, dtype, "cuda")
-    assert not excess(case, inputs, results(case, inputs))
+    check(case, dtype, "cuda")
+    check(case, dtype, "cuda", partial(results, wrap=compiled))
+    check(replace(case, scale=0.3, uses_lse=True), dtype, "cuda")
 
 
 @pytest.mark.parametrize(
@@ -215,18 +210,13 @@ def test_the_same_bits_every_time(kernels, asked_by, n, d, dtype, request):
     assert not excess(case, inputs, first)
 
 
-@pytest.mark.parametrize("n", [200, 1500])
-def test_compiled_in_one_graph(kernels, n):
-    case = dense((4, 4, n, 64), n, True)
-    inputs = make_inputs(case, BF16, "cuda")
-    assert not excess(case, inputs, results(case, inputs, compiled))
+DENSE = {f"{n} tokens": dense((4, 4, n, 64), n, True) for n in (200, 1500)}
+MASKED = {name: OPTIONS[name][0] for name in ("causal window", "packed, all")}
 
 
-@pytest.mark.parametrize("name", ["causal window", "packed, all"])
-def test_options_compiled_in_one_graph(kernels, name):
-    case = OPTIONS[name][0]
-    inputs = make_inputs(case, BF16, "cuda")
-    assert not excess(case, inputs, results(case, inputs, compiled))
+@pytest.mark.parametrize("case", [*DENSE.values(), *MASKED.values()], ids=[*DENSE, *MASKED])
+def test_compiled_in_one_graph(kernels, case):
+    check(case, BF16, "cuda", partial(results, wrap=compiled))
 
 
 def test_compiled_function_with_the_loss_of_a_sum(functions):
@@ -253,13 +243,10 @@ def test_autocast_and_any_leading_axes(kernels):
 
 
 def test_checkpointing(kernels):
-    case = dense((2, 3, 300, 64), 300, True)
-    inputs = make_inputs(case, BF16, "cuda")
-
     def wrap(function):
         return partial(torch.utils.checkpoint.checkpoint, function, use_reentrant=False)
 
-    assert not excess(case, inputs, results(case, inputs, wrap))
+    check(dense((2, 3, 300, 64), 300, True), BF16, "cuda", partial(results, wrap=wrap))
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])
@@ -290,9 +277,7 @@ def test_shared_heads_of_keys(kernels, shape_and_keys, dtype):
     inputs = heads_out_of_one_projection(make_inputs(case, dtype, "cuda"))
     assert not excess(case, inputs, results(case, inputs))
     assert not excess(case, inputs, results(case, inputs, partial(compiled, backend="aot_eager")))
-    case = replace(case, uses_lse=True)
-    inputs = make_inputs(case, dtype, "cuda")
-    assert not excess(case, inputs, results(case, inputs))
+    check(replace(case, uses_lse=True), dtype, "cuda")
 
 
 def test_shared_heads_of_keys_are_not_repeated():
@@ -310,9 +295,8 @@ def test_shared_heads_of_keys_are_not_repeated():
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_compiled_backward(functions, is_causal, dtype):
     """The second way backward: Triton forward, compiled PyTorch backward."""
-    case = dense((1, 4, 300, 64), 300, is_causal)
-    inputs = make_inputs(case, dtype, "cuda")
-    assert not excess(case, inputs, function_results(functions.TritonForwardCompiledBackward, case, inputs))
+    compute = partial(function_results, functions.TritonForwardCompiledBackward)
+    check(dense((1, 4, 300, 64), 300, is_causal), dtype, "cuda", compute)
 
 
 @pytest.mark.parametrize("options", [{}, {"window_size": (1023, 0), "sinks": torch.zeros(1)}], ids=["", "options"])
@@ -330,10 +314,8 @@ def test_memory_is_linear(options):
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
 def test_tensors_on_a_device_that_is_not_the_current_one():
-    case = replace(dense((1, 2, 100, 64), 100, True), uses_lse=True)
-    inputs = make_inputs(case, BF16, "cuda:1")
     assert torch.cuda.current_device() == 0
-    assert not excess(case, inputs, results(case, inputs))
+    check(dense((1, 2, 100, 64), 100, True, uses_lse=True), BF16, "cuda:1")
 
 
 def test_the_second_shape_does_not_reuse_the_first_kernel():
@@ -347,10 +329,8 @@ def test_the_second_shape_does_not_reuse_the_first_kernel():
 def test_kernels_are_distinguished_by_what_they_were_compiled_for(kernels):
     for dtype in (BF16, FP16, BF16):
         for batch, heads, n in ((1, 1, 1), (2, 8, 16), (2, 8, 128), (1, 1, 129), (1, 16, 1100)):
-            case = dense((batch, heads, n, 64), n, True)
-            inputs = make_inputs(case, dtype, "cuda")
             for _ in range(2):
-                assert not excess(case, inputs, results(case, inputs))
+                check(dense((batch, heads, n, 64), n, True), dtype, "cuda")
 
 
 def recorded(compute):

@@ -4,6 +4,7 @@ import itertools
 import re
 import subprocess
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 from tests.attention.cases import (
     INFINITE,
     Case,
+    check,
     dense,
     differences_where_scores_are_infinite,
     excess,
@@ -112,8 +114,7 @@ FORWARD_TILES = [
 @on_gpu
 @pytest.mark.parametrize(("case", "dtype"), CASES)
 def test_error_is_at_most_twice_that_of_pytorch(case, dtype):
-    inputs = make_inputs(case, dtype, "cuda")
-    assert not excess(case, inputs, function_results(GpuFlashAttention, case, inputs))
+    check(case, dtype, "cuda", partial(function_results, GpuFlashAttention))
 
 
 @on_gpu
@@ -130,9 +131,8 @@ def test_infinite_scores(d, keys, is_causal):
 @pytest.mark.parametrize(("d", "tiles"), FORWARD_TILES, ids=str)
 def test_forward_tiles(d, tiles, n_queries, n_keys, is_causal):
     """At lengths for which the defaults are others."""
-    case = dense((2, 3, n_queries, d), n_keys, is_causal)
-    inputs = make_inputs(case, BF16, "cuda")
-    assert not excess(case, inputs, launch_results(launch, case, inputs, tiles))
+    compute = partial(launch_results, launch, forward_tiles=tiles)
+    check(dense((2, 3, n_queries, d), n_keys, is_causal), BF16, "cuda", compute)
 
 
 @on_gpu
@@ -140,9 +140,7 @@ def test_forward_tiles(d, tiles, n_queries, n_keys, is_causal):
 @pytest.mark.parametrize("group", [1, 2, 6])
 @pytest.mark.parametrize("d", [64, 80, 128])
 def test_backward_groups(d, group, is_causal):
-    case = dense((2, 3, 650, d), 700, is_causal)
-    inputs = make_inputs(case, BF16, "cuda")
-    assert not excess(case, inputs, launch_results(launch, case, inputs, group=group))
+    check(dense((2, 3, 650, d), 700, is_causal), BF16, "cuda", partial(launch_results, launch, group=group))
 
 
 @on_gpu
@@ -243,10 +241,8 @@ def test_twenty_deterministic_runs_agree(n_queries, n_keys, heads, d, is_causal,
 @pytest.mark.parametrize(("d", "d_v"), [(64, 64), (128, 128), (72, 72), (40, 64), (96, 64), (64, 128)])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)], ids=str)
 def test_shared_heads_scale_width_of_values_and_the_gradient_of_l(heads, d, d_v, is_causal):
-    case = dense((2, heads[0], 333, d), 300, is_causal, kv_heads=heads[1], d_v=d_v, scale=0.15)
-    case = replace(case, uses_lse=True)
-    inputs = make_inputs(case, BF16, "cuda")
-    assert not excess(case, inputs, results(case, inputs))
+    options = {"kv_heads": heads[1], "d_v": d_v, "scale": 0.15, "uses_lse": True}
+    check(dense((2, heads[0], 333, d), 300, is_causal, **options), BF16, "cuda")
 
 
 SEQUENCES = [(1, 1), (64, 64), (193, 193), (1001, 1001), (700, 257), (257, 700)]
@@ -274,8 +270,7 @@ WITH_OPTIONS = [
 @on_gpu
 @pytest.mark.parametrize(("case", "dtype"), WITH_OPTIONS)
 def test_error_with_options(case, dtype):
-    inputs = make_inputs(case, dtype, "cuda")
-    assert not excess(case, inputs, launch_results(launch, case, inputs))
+    check(case, dtype, "cuda", partial(launch_results, launch))
 
 
 @on_gpu
@@ -297,10 +292,9 @@ def test_tiles_of_windows(tiles, d):
     """Each number of warpgroups per program, at lengths for which the defaults are others."""
     if (tiles, d) in ((1, 128), (3, 128), (3, 80)):
         pytest.skip("they do not fit")
-    case = dense((2, 3, 1100, d), 1100, True, window_size=(200, -1))
-    inputs = make_inputs(case, BF16, "cuda")
     chosen = tiles and ForwardTiles(consumers=tiles, group=3)
-    assert not excess(case, inputs, launch_results(launch, case, inputs, chosen))
+    compute = partial(launch_results, launch, forward_tiles=chosen)
+    check(dense((2, 3, 1100, d), 1100, True, window_size=(200, -1)), BF16, "cuda", compute)
 
 
 @on_gpu

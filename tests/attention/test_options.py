@@ -7,7 +7,7 @@ import torch
 
 from cs336_systems.attention import flash_attention, flash_attention_varlen
 from cs336_systems.attention.options import Options
-from tests.attention.cases import Case, bounds, excess, make_inputs, results
+from tests.attention.cases import Case, bounds, check, make_inputs, results
 
 ONE = ((150, 150),)
 CASES = {
@@ -42,9 +42,7 @@ CASES = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_options(name, dtype):
-    case = CASES[name]
-    inputs = make_inputs(case, dtype)
-    assert not excess(case, inputs, results(case, inputs))
+    check(CASES[name], dtype)
 
 
 def test_a_window_that_hides_nothing_changes_no_bit():
@@ -76,9 +74,8 @@ MASKED = CASES["all, groups"], CASES["packed, all"]
 
 @pytest.mark.parametrize("case", MASKED, ids=["dense", "packed"])
 def test_compiled_in_one_graph(case):
-    inputs = make_inputs(case, torch.float32)
     wrap = partial(torch.compile, fullgraph=True, backend="aot_eager")
-    assert not excess(case, inputs, results(case, inputs, wrap))
+    check(case, torch.float32, compute=partial(results, wrap=wrap))
 
 
 @pytest.mark.parametrize("case", MASKED, ids=["dense", "packed"])
