@@ -25,9 +25,9 @@ from cs336_systems.measure.memory_timeline import (
     replay,
     sample_positions,
 )
-from cs336_systems.model import build_model
 from cs336_systems.sizes import parse_size
 from cs336_systems.training_step import TrainingStep
+from tests.support.models import ours
 from tests.support.record_memory import CELL, RECORDING
 
 MIB = 2**20
@@ -264,21 +264,15 @@ def test_operators_and_copies_of_weights_are_told_apart():
     assert [(call.first, call.end) for call in log.calls][:2] == [(0, 1), (2, 3)]
 
 
-def make_model(shape, vocab_size):
-    return build_model(
-        "cs336_systems.model:TransformerLM", shape, vocab_size=vocab_size, context_length=8, device=torch.device("cpu")
-    )
-
-
 def test_copies_of_weights_are_those_of_the_linear_layers():
-    model = make_model(parse_size("nano"), vocab_size=77)
+    model = ours(parse_size("nano"), 77, 8)
     linear = [module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Linear)]
     assert transformer.weight_copy_bytes(parse_size("nano"), 77) == 2 * sum(linear)
 
 
 def test_owners_are_the_tensors_of_a_training_step():
     shape = parse_size("t:d_model=8,d_ff=8,num_layers=1,num_heads=2")
-    model = make_model(shape, vocab_size=32)
+    model = ours(shape, 32, 8)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     step = TrainingStep(model, torch.randint(32, (2, 9)), optimizer=optimizer)
     for stage in step.stages("train_step").values():

@@ -12,11 +12,11 @@ from cs336_systems.measure.compact_trace import compact, write_events
 from cs336_systems.measure.kernel_names import is_product
 from cs336_systems.measure.kernel_profile import recording, run_steps
 from cs336_systems.measure.trace import GRADIENT_ACCUMULATION, attribute, read_events
-from cs336_systems.model import build_model
 from cs336_systems.ranges import named_range
 from cs336_systems.record.measurement import STAGES
 from cs336_systems.sizes import ModelShape
 from cs336_systems.training_step import TrainingStep
+from tests.support.models import ours
 from tests.traces import FOLDER, by_stage, counted, make_step, record
 
 CPU = torch.device("cpu")
@@ -27,9 +27,7 @@ SHAPE = ModelShape(d_model=12, d_ff=20, num_layers=3, num_heads=2)
 def events(tmp_path_factory):
     """Two training steps on the CPU, as the profiler wrote them."""
     torch.manual_seed(0)
-    model = build_model(
-        "cs336_systems.model:TransformerLM", SHAPE, vocab_size=50, context_length=7, attention="plain", device=CPU
-    )
+    model = ours(SHAPE, 50, 7)
     step = TrainingStep(model, torch.randint(50, (2, 8)), optimizer=torch.optim.AdamW(model.parameters(), fused=True))
     stages = step.stages("train_step")
     path = tmp_path_factory.mktemp("trace") / "trace.json"
