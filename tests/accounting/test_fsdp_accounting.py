@@ -32,14 +32,6 @@ def test_memory_of_xl_on_two_ranks():
     assert blocks.gathered == 4 * 3 * 104_857_600
 
 
-def test_rows_that_ranks_do_not_divide_are_padded():
-    shape = ModelShape(d_model=4, d_ff=5, num_layers=1, num_heads=1)
-    rank = FullySharded(shape=shape, vocab_size=7, ranks=3, precision="fp32")
-    # Rows 7, 4 (five times), 5 (twice): 3, 2 and 2 on the first rank.
-    assert rank.sharded == 3 * 4 + 4 * 2 * 4 + 2 * 2 * 4 + 2 * 5 + 3 * 4
-    assert rank.gathered == 4 * (6 * 5 + 9 * 4 + 6 * 4)  # up, down, head
-
-
 def test_communication_and_time_of_xl_on_two_ranks():
     rank = FullySharded(shape=XL, vocab_size=10_000, ranks=2, precision="bf16")
     everything = 2 * (32 * 104_857_600 + 51_200_000)

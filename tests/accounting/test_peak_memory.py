@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 
 from cs336_systems.accounting import kept_activations as kept
 from cs336_systems.accounting.bucketed_bytes import bucketed_bytes, grouped
@@ -13,6 +12,7 @@ from cs336_systems.accounting.caching_allocator import fresh_excess
 from cs336_systems.accounting.peak_memory import moments, peak
 from cs336_systems.accounting.setting import Setting
 from cs336_systems.accounting.transformer import weight_sizes
+from cs336_systems.measure.saved_tensors import record_saved
 from cs336_systems.model import ATTENTION, RotaryEmbedding, TransformerBlock
 from cs336_systems.sizes import SIZES, ModelShape
 from tests.support.models import ours
@@ -30,18 +30,9 @@ def test_a_block_of_bf16_weights_keeps_what_autograd_keeps(attention):
     for parameter in block.parameters():
         parameter.data = parameter.data.bfloat16()
     x = torch.randn(setting.batch_size, setting.context, ODD.d_model, dtype=torch.bfloat16, requires_grad=True)
-    constant = {tensor.untyped_storage().data_ptr() for tensor in (*block.parameters(), *block.buffers(), x)}
-    storages = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in constant:
-            storages[storage.data_ptr()] = (storage, storage.nbytes())  # kept alive, so that no address is used twice
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
+    with record_saved(block) as saved:
         block(x)
-    stored = sum(size for _, size in storages.values())
+    stored = sum(tensor.bytes for tensor in saved if tensor.kind == "activation")
     assert kept.kept_block(setting) == pytest.approx(stored, rel=0.01)
 
 
