@@ -14,7 +14,6 @@ from cs336_systems.parallel.symmetric_memory_data_parallel import SymmetricMemor
 from tests.support.models import CheckpointedLM, ReentrantLM
 from tests.support.ranks import on_all_ranks
 from tests.support.wrappers import WRAPPERS
-from tests.support.wrong_wrappers import ZerosForNone
 from tests.verify.training import CONTEXT, VOCABULARY, small_transformer
 
 pytestmark = pytest.mark.numeric
@@ -72,10 +71,7 @@ def average_by_hand(module):
 
 
 def assert_same_gradients(ours, theirs):
-    """To the bit; but peers move one rank's gradient half the way to the other's, which rounds three times.
-
-    So do both ranks and their mean on a wire of bf16.
-    """
+    """To the bit; but peers move one rank's gradient half the way to the other's, which rounds three times."""
     for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         assert (mine.grad is None) == (other.grad is None), name
         if mine.grad is None:
@@ -169,10 +165,3 @@ def test_compiled_modules(device, wrapper, inside):
     with torch._dynamo.config.patch(error_on_recompile=True):
         for _ in range(3):
             check_a_step(wrapped, bare, torch.randn(4, 5, device=device), forward)
-
-
-@on_all_ranks
-def test_a_gradient_of_zero_in_place_of_none_is_noticed(device):
-    odd_steps = test_gradients_are_means_whichever_parameters_a_rank_uses
-    with mock.patch.dict(WRAPPERS, zeros=ZerosForNone), pytest.raises(AssertionError, match=r"^module\.scale"):
-        odd_steps.body(device, "zeros", {"set_to_none": True})

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.func import functional_call
 
+from cs336_systems.attention import flash_attention
 from cs336_systems.model import RMSNorm, TransformerBlock
 from cs336_systems.parallel.data_parallel import FlatDataParallel
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
@@ -71,12 +72,6 @@ class OddModel(nn.Module):
         return self.head(x)
 
 
-def flash_transformer():
-    from cs336_systems.attention import flash_attention
-
-    return small_transformer(attention=flash_attention)
-
-
 def compiled_transformer():
     """A block compiled, so that nothing can be done between its layers."""
     model = small_transformer()
@@ -96,7 +91,7 @@ MODELS = {
     "checkpointed": partial(small_transformer, checkpoint_segment=2),
     "checkpointed, each block": partial(small_transformer, CheckpointedLM),
     "checkpointed, reentrant": partial(small_transformer, ReentrantLM),
-    "flash": flash_transformer,
+    "flash": partial(small_transformer, attention=flash_attention),
     "compiled": compiled_transformer,
     "compiled in place": compiled_in_place,
 }

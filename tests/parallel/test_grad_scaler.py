@@ -1,6 +1,7 @@
 """Loss scaling and clipping: what PyTorch's tools do to plain data parallelism, or a refusal."""
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -9,14 +10,10 @@ from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.parallel import DistributedDataParallel
 
-from cs336_systems.parallel.data_parallel import BucketedDataParallel
-from cs336_systems.parallel.sharded_gradients import ShardedGradientsDataParallel
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
-from cs336_systems.parallel.symmetric_memory_optimizer import SymmetricMemoryShardedOptimizer
 from tests.support.ranks import on_all_ranks
-from tests.support.wrappers import same_on_all_ranks
+from tests.support.wrappers import SHARDED_OPTIMIZERS, same_on_all_ranks, sharded_by
 
-KINDS = [ShardedOptimizer, SymmetricMemoryShardedOptimizer]
 ADAM = {"lr": 0.1, "betas": (0.5, 0.5)}
 MODELS = {
     "layers": lambda: nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)),
@@ -29,10 +26,7 @@ SCALERS = {
 
 
 def sharded(module, kind, sharded_gradients):
-    optimizer = kind(module.parameters(), torch.optim.AdamW, bucket_size_mb=0.0001, **ADAM)
-    if sharded_gradients:
-        return ShardedGradientsDataParallel(module, optimizer), optimizer
-    return BucketedDataParallel(module, 1), optimizer
+    return sharded_by(kind, sharded_gradients, bucket_size_mb=0.0001)(module, partial(torch.optim.AdamW, **ADAM))
 
 
 def overflow_where(module, place):
@@ -49,7 +43,7 @@ def overflow_where(module, place):
 @pytest.mark.parametrize(("scaler", "unscale"), [("plain", False), ("plain", True), ("sharded", True)])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("sharded_gradients", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SHARDED_OPTIMIZERS)
 @on_all_ranks
 def test_an_overflow_anywhere_has_all_ranks_skip_the_step(device, kind, sharded_gradients, model, unscale, scaler):
     torch.manual_seed(0)

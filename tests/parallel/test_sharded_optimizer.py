@@ -13,13 +13,12 @@ from cs336_systems.parallel.data_parallel import BucketedDataParallel
 from cs336_systems.parallel.sharded_buckets import ShardedBucket
 from cs336_systems.parallel.sharded_gradients import OwnedGradients, ShardedGradientsDataParallel
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
-from cs336_systems.parallel.symmetric_memory_optimizer import SymmetricMemoryShardedOptimizer
 from cs336_systems.training import MasterAdamW
 from tests.parallel.test_data_parallel import ALL, Branches
 from tests.support.ranks import on_all_ranks
+from tests.support.wrappers import SHARDED_OPTIMIZERS
 from tests.verify.training import CONTEXT, VOCABULARY, small_transformer, take_step
 
-KINDS = [ShardedOptimizer, SymmetricMemoryShardedOptimizer]
 OPTIMIZERS = {
     "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
     "AdamW": (torch.optim.AdamW, {"lr": 0.01, "amsgrad": True}),
@@ -77,7 +76,7 @@ def assert_same_weights(ours, theirs):
 
 @pytest.mark.numeric
 @pytest.mark.parametrize(("optimizer", "bucket_size_mb"), [("SGD", 100), ("AdamW", 0.0004), ("AdamW, fused", 0.0004)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SHARDED_OPTIMIZERS)
 @on_all_ranks
 def test_ten_steps_with_all_that_optimizers_allow(device, optimizer, bucket_size_mb, kind):
     modules = make(device)
@@ -108,7 +107,7 @@ def test_ten_steps_with_all_that_optimizers_allow(device, optimizer, bucket_size
 
 @pytest.mark.numeric
 @pytest.mark.parametrize(("optimizer", "bucket_size_mb"), [*((each, 0.0004) for each in OPTIMIZERS), ("AdamW", 100)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SHARDED_OPTIMIZERS)
 @on_all_ranks
 def test_sharded_gradients_train_like_whole_ones(device, optimizer, bucket_size_mb, kind):
     modules = make(device)
@@ -196,7 +195,7 @@ def train_alone(module, optimizer, steps):
 
 @pytest.mark.numeric
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SHARDED_OPTIMIZERS)
 @on_all_ranks
 def test_state_moves_to_one_process_and_back(device, optimizer, kind):
     """The unsharded optimizer is what one process has."""
@@ -241,7 +240,7 @@ def on_the_host(states):
     }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SHARDED_OPTIMIZERS)
 @on_all_ranks
 def test_closures_keyword_arguments_counts_and_ranks_with_nothing_to_do(device, kind):
     parameter = nn.Parameter(torch.ones(3, 5, device=device))
@@ -267,28 +266,32 @@ def test_closures_keyword_arguments_counts_and_ranks_with_nothing_to_do(device, 
         optimizers[0].step(unknown=1)
 
 
+def noting(events, start):
+    """A method that notes its name, and when its result is waited for."""
+
+    def call(self):
+        events.append(start.__name__)
+        work = start(self)
+        return mock.Mock(wait=lambda: (events.append("wait"), work.wait()))
+
+    return call
+
+
 @pytest.mark.parametrize(
     ("members", "expected"),
     [(32, ["update", "share"] * 2 + ["wait"] * 2), (2, ["update", *["share"] * 4] * 8 + ["wait"] * 32)],
 )
 @on_all_ranks
 def test_few_parts_of_which_one_travels_while_the_next_is_updated(device, members, expected):
-    events = []
-
     class Recorded(torch.optim.SGD):
         def step(self, closure=None):
             events.append("update")
             super().step(closure)
 
-    def recorded(self):
-        events.append("share")
-        work = share(self)
-        return mock.Mock(wait=lambda: (events.append("wait"), work.wait()))
-
-    share = ShardedBucket.share
+    events = []
     parameters = [nn.Parameter(torch.ones(64, device=device)) for _ in range(64)]
     optimizer = ShardedOptimizer(parameters, Recorded, bucket_size_mb=members * 256 / 1e6)
-    with mock.patch.object(ShardedBucket, "share", recorded):
+    with mock.patch.object(ShardedBucket, "share", noting(events, ShardedBucket.share)):
         optimizer.step()
     assert events == expected
 
@@ -296,23 +299,16 @@ def test_few_parts_of_which_one_travels_while_the_next_is_updated(device, member
 @on_all_ranks
 def test_two_buckets_of_gradients_travel_at_a_time(device):
     events = []
-    reduce = OwnedGradients.reduce
-
-    def recorded(self):
-        events.append("reduce")
-        work = reduce(self)
-        return mock.Mock(wait=lambda: (events.append("wait"), work.wait()))
-
     module = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(8))).to(device)
     optimizer = ShardedOptimizer(module.parameters(), torch.optim.SGD, bucket_size_mb=2 * 256 / 1e6)
     wrapped = ShardedGradientsDataParallel(module, optimizer)
-    with mock.patch.object(OwnedGradients, "reduce", recorded):
+    with mock.patch.object(OwnedGradients, "reduce", noting(events, OwnedGradients.reduce)):
         wrapped(torch.ones(2, 8, device=device)).sum().backward()
     assert events == ["reduce"] * 2 + ["wait", "reduce"] * 2
     wrapped.finish_gradient_synchronization()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SHARDED_OPTIMIZERS)
 @on_all_ranks
 def test_parameters_that_get_other_data_are_taken_in_again(device, kind):
     parameter = nn.Parameter(torch.zeros(4, device=device))
@@ -327,7 +323,7 @@ def test_parameters_that_get_other_data_are_taken_in_again(device, kind):
         optimizer.step()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SHARDED_OPTIMIZERS)
 @on_all_ranks
 def test_autograd_notices_that_parameters_of_other_ranks_have_changed(device, kind):
     model = nn.Sequential(nn.Linear(5, 5, bias=False), nn.Linear(5, 5, bias=False)).to(device)

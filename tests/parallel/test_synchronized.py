@@ -2,7 +2,6 @@
 
 import copy
 import gc
-from functools import partial
 
 import pytest
 import torch
@@ -14,14 +13,10 @@ from cs336_systems.parallel import FullyShardedDataParallel, NaiveDataParallel
 from cs336_systems.parallel.synchronized import synchronizer_of
 from cs336_systems.parallel.update_in_backward import UpdateInBackward
 from cs336_systems.training import MasterAdamW
-from tests.support import wrappers
 from tests.support.ranks import on_all_ranks
+from tests.support.wrappers import EVERY_WRAPPER
 
-WRAPPERS = {
-    **wrappers.WRAPPERS,
-    "sharded gradients": lambda module: wrappers.with_sharded_gradients(module, partial(torch.optim.AdamW))[0],
-    "torch DDP": DistributedDataParallel,
-}
+WRAPPERS = EVERY_WRAPPER | {"torch DDP": DistributedDataParallel}
 
 
 def some_frozen(device):

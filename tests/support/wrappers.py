@@ -18,6 +18,7 @@ from cs336_systems.parallel.data_parallel import (
 from cs336_systems.parallel.sharded_gradients import ShardedGradientsDataParallel
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
 from cs336_systems.parallel.symmetric_memory_data_parallel import SymmetricMemoryDataParallel
+from cs336_systems.parallel.symmetric_memory_optimizer import SymmetricMemoryShardedOptimizer
 
 WRAPPERS: dict[str, Callable[[nn.Module], DataParallel]] = {
     "naive": NaiveDataParallel,
@@ -40,20 +41,28 @@ def by(wrap):
     return build
 
 
-def sharded_by(kind):
-    """Wrap a module, and shard its optimizer, which `make` is a partial function of."""
+def sharded_by(kind, sharded_gradients=False, **options):
+    """Wrap a module, and shard its optimizer, which `make` is a partial function of; its gradients, too, if wanted."""
 
     def build(module, make):
-        wrapped = BucketedDataParallel(module, 1)
-        return wrapped, kind(wrapped.parameters(), make.func, **make.keywords)
+        optimizer_of = partial(kind, optimizer_cls=make.func, **options, **make.keywords)
+        if sharded_gradients:
+            optimizer = optimizer_of(module.parameters())
+            return ShardedGradientsDataParallel(module, optimizer), optimizer
+        wrapped = BucketedDataParallel(module, 1, process_group=options.get("process_group"))
+        return wrapped, optimizer_of(wrapped.parameters())
 
     return build
 
 
-def with_sharded_gradients(module, make, **options):
-    """Shard a module's optimizer, which `make` is a partial function of, and its gradients."""
-    optimizer = ShardedOptimizer(module.parameters(), make.func, **options, **make.keywords)
-    return ShardedGradientsDataParallel(module, optimizer), optimizer
+def with_sharded_gradients(module):
+    """A module whose gradients are sharded, in small buckets."""
+    build = sharded_by(ShardedOptimizer, sharded_gradients=True, bucket_size_mb=0.0001)
+    return build(module, partial(torch.optim.SGD))[0]
+
+
+EVERY_WRAPPER = WRAPPERS | {"sharded gradients": with_sharded_gradients}
+SHARDED_OPTIMIZERS = (ShardedOptimizer, SymmetricMemoryShardedOptimizer)
 
 
 def same_on_all_ranks(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> bool:

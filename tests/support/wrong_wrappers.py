@@ -48,10 +48,3 @@ class Alone(nn.Module):
         super().__init__()
         self.module = module
         self.forward = module.forward
-
-
-class ZerosForNone(NaiveDataParallel):
-    """A parameter that no rank used gets a gradient of zeros."""
-
-    def _drop_gradients_of_none(self, absent):
-        pass

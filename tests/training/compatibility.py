@@ -49,7 +49,7 @@ from cs336_systems.training import (
     use_fp8,
 )
 from tests.support.models import through_a_file
-from tests.support.wrappers import by, sharded_by, with_sharded_gradients
+from tests.support.wrappers import by, sharded_by
 from tests.verify.training import finish, whole
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
@@ -385,7 +385,7 @@ OTHERS = [
     Other("OverlappedDataParallel", build=by(OverlappedDataParallel), splits=True),
     Other("BucketedDataParallel", build=by(partial(BucketedDataParallel, bucket_size_mb=1)), splits=True),
     Other("SymmetricMemoryDataParallel", build=by(SymmetricMemoryDataParallel), splits=True),
-    Other("ShardedGradientsDataParallel", build=with_sharded_gradients, splits=True),
+    Other("ShardedGradientsDataParallel", build=sharded_by(ShardedOptimizer, True), splits=True),
     Other("FullyShardedDataParallel", build=by(fully_sharded), splits=True),
     Other("ShardedOptimizer", build=sharded_by(ShardedOptimizer), splits=True),
     Other("SymmetricMemoryShardedOptimizer", build=sharded_by(SymmetricMemoryShardedOptimizer), splits=True),

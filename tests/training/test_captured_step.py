@@ -18,7 +18,7 @@ from cs336_systems.training.captured_step import CapturedStep
 from cs336_systems.training.clipping import clip_scale
 from cs336_systems.training.linear_cross_entropy import linear_cross_entropy
 from tests.support.ranks import on_all_ranks
-from tests.support.wrappers import WRAPPERS, by, same_on_all_ranks, sharded_by, with_sharded_gradients
+from tests.support.wrappers import WRAPPERS, by, same_on_all_ranks, sharded_by
 from tests.verify.training import whole
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -370,7 +370,7 @@ WRAPPED = {
     "fully sharded": by(FullyShardedDataParallel),
     "fully_shard": by(lambda model: [fully_shard(m) for m in (model.layers, model)][1]),
     "sharded optimizer": sharded_by(ShardedOptimizer),
-    "sharded gradients": with_sharded_gradients,
+    "sharded gradients": sharded_by(ShardedOptimizer, sharded_gradients=True),
 }
 
 
