@@ -157,12 +157,11 @@ def test_a_state_of_torch_adamw_loads():
     assert_masters_equal(optimizer, parameters, references, 10)
 
 
-def saved_by(make, shapes, dtype=torch.float32):
+def saved_by(make, shapes):
     """A state dict after a step."""
-    parameters = make_parameters(dtype, shapes=shapes)
+    parameters = make_parameters(torch.float32, shapes=shapes)
     optimizer = make(parameters)
-    set_gradients(parameters, twins(parameters), 1)
-    optimizer.step()
+    train(optimizer, parameters, [1])
     return optimizer.state_dict()
 
 
@@ -508,10 +507,10 @@ def interpreted() -> None:
         parameters = make_parameters(dtype, shapes=[(5,), (8, 8), (3, 7), (32,), (), *short])
         parameters.append(nn.Parameter(storage[1:65]))
         references = twins(parameters)
-        groups = [{"params": parameters[:3]}, {"params": parameters[3:], "weight_decay": 0.0}]
-        optimizer = MasterAdamW(groups, **OPTIONS)
-        groups = [{"params": references[:3]}, {"params": references[3:], "weight_decay": 0.0}]
-        reference = torch.optim.AdamW(groups, **OPTIONS)
+        optimizer, reference = (
+            kind([{"params": members[:3]}, {"params": members[3:], "weight_decay": 0.0}], **OPTIONS)
+            for kind, members in ((MasterAdamW, parameters), (torch.optim.AdamW, references))
+        )
         for step in range(2):
             set_gradients(parameters, references, step, factor=0.5)
             wide = {p: p.grad.float() for p in parameters[:2] if step and p.grad is not None}

@@ -126,6 +126,17 @@ def test_the_kernels_round_as_pytorch_does(dtype, shape):
     assert torch.equal(by_column.T.view(torch.uint8), expected.view(torch.uint8))
 
 
+def make_model(device, num_layers=2):
+    torch.manual_seed(0)
+    with torch.device(device):
+        return TransformerLM(100, 16, 32, num_layers, 2, 48, 1e4, attention=flash_attention)
+
+
+def loss_of(model, tokens=32):
+    ids = torch.arange(tokens, device=model.lm_head.weight.device).view(-1, 16) % 100
+    return model(ids).float().square().mean()
+
+
 def relative_error(x, scale, reference):
     return ((x.double() * scale - reference).norm() / reference.norm()).item()
 
@@ -181,21 +192,17 @@ def test_swiglu_is_rounded_where_it_is_computed(dtype, shape, device):
 @on_kernels
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_a_model_with_delayed_scaling_has_the_gradients_of_the_others(checkpoint, device):
+    plain, ours = (fuse(make_model(device, num_layers=1)).to(torch.bfloat16) for _ in range(2))
+    use_fp8(ours, delayed=True)
     gradients = []
-    ids = torch.arange(32, device=device).view(2, 16)
-    for prepare in (lambda m: m, lambda m: use_fp8(m, delayed=True)):
-        torch.manual_seed(0)
-        with torch.device(device):
-            model = fuse(TransformerLM(100, 16, 32, 1, 2, 48, 1e4, attention=flash_attention))
-        model.to(torch.bfloat16)
-        prepare(model)
+    for model in (plain, ours):
         if checkpoint:
             checkpoint_blocks(model)
         for _ in range(2):
             model.zero_grad()
-            model(ids).float().square().mean().backward()
+            loss_of(model).backward()
         gradients.append([p.grad for p in model.parameters()])
-    assert any(isinstance(m.history, AmaxHistory) for m in model.modules() if isinstance(m, Fp8Linear))
+    assert any(isinstance(m.history, AmaxHistory) for m in ours.modules() if isinstance(m, Fp8Linear))
     for a, b in zip(*gradients, strict=True):
         assert (a - b).norm() < 5 * ROUNDED[E5M2] * a.norm()
 
@@ -212,14 +219,10 @@ def interpreted() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_fused_model_computes_what_the_plain_one_does(device):
     losses, gradients = [], []
-    ids = torch.arange(32, device=device).view(2, 16)
-    for prepare in (lambda m: m, fuse):
-        torch.manual_seed(0)
-        with torch.device(device):
-            model = prepare(TransformerLM(100, 16, 32, 2, 2, 48, 1e4, attention=flash_attention))
+    for model in (make_model(device), fuse(make_model(device))):
         model.to(torch.bfloat16)
         assert list(use_fp8(model)) == ["lm_head"]
-        loss = model(ids).float().square().mean()
+        loss = loss_of(model)
         loss.backward()
         losses.append(loss.item())
         gradients.append([p.grad for p in model.parameters()])
@@ -256,16 +259,13 @@ def test_a_model_trains_with_the_layers_that_fit(device):
 @pytest.mark.gpu
 @FP8
 def test_matmuls_leave_sms_to_updates_under_the_backward_pass():
-    torch.manual_seed(0)
-    with torch.device("cuda"):
-        model = fuse(TransformerLM(100, 16, 32, 2, 2, 48, 1e4, attention=flash_attention))
-    model.to(torch.bfloat16)
+    model, left = fuse(make_model("cuda")).to(torch.bfloat16), []
     use_fp8(model, delayed=True)
-    optimizer, ids, left = MasterAdamW(model.parameters()), torch.arange(4096, device="cuda").view(256, 16) % 100, []
+    optimizer = MasterAdamW(model.parameters())
 
     def run():
         left.clear()
-        model(ids).float().square().mean().backward()
+        loss_of(model, tokens=4096).backward()
 
     def observed(*arguments, fast, **options):
         left.append((fast, torch._C._get_sm_carveout_experimental()))
@@ -305,8 +305,7 @@ class Doubled(nn.Linear):
 
 
 def test_what_is_left_is_what_does_not_run_in_fp8():
-    torch.manual_seed(0)
-    model = fuse(TransformerLM(100, 16, 32, 2, 2, 48, 1e4, attention=flash_attention), keep_hidden=False)
+    model = fuse(make_model("cpu"), keep_hidden=False)
     first, second = model.blocks
     second.attention.output = Doubled(32, 32, bias=False)
     second.feed_forward.up.forward = second.feed_forward.up.forward

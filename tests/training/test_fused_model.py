@@ -1,4 +1,4 @@
-"""The fused Transformer against the plain one: plain, interpreted (see the last test) and on a GPU."""
+"""The fused Transformer against the plain one: plain, interpreted (test_interpreted.py) and on a GPU."""
 
 import copy
 import io
@@ -13,7 +13,7 @@ from cs336_systems.attention.operators import empty_output
 from cs336_systems.model import ROPE_THETA, TransformerLM, build_model
 from cs336_systems.sizes import SIZES, parse_size
 from cs336_systems.training.fused_model import FusedTransformerLM, fuse
-from tests.support.models import CheckpointedLM
+from tests.support.models import CheckpointedLM, with_random_norms
 from tests.support.operators import Operators
 from tests.training.interpreted import INTERPRETED, assert_close
 
@@ -23,15 +23,9 @@ VOCABULARY, CONTEXT = 61, 16
 
 def build(device="cpu", dtype=torch.float32, size="nano", context=CONTEXT, **options) -> TransformerLM:
     torch.manual_seed(0)
-    shape = parse_size(size)
     with torch.device(device):
-        model = TransformerLM(
-            VOCABULARY, context, shape.d_model, shape.num_layers, shape.num_heads, shape.d_ff, ROPE_THETA, **options
-        )
-    for parameter in model.parameters():  # Norm weights of one would hide a missing multiplication.
-        if parameter.dim() == 1:
-            nn.init.uniform_(parameter, 0.5, 1.5)
-    return model.to(dtype)
+        model = TransformerLM(VOCABULARY, context, rope_theta=ROPE_THETA, **vars(parse_size(size)), **options)
+    return with_random_norms(model).to(dtype)
 
 
 def make_batch(device="cpu", sequence=13, seed=1):

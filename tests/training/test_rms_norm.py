@@ -1,4 +1,4 @@
-"""Residual addition and RMSNorm in one pass, against float64: plain, interpreted (see the last test) and on a GPU."""
+"""Residual addition and RMSNorm in one pass, against float64: plain, interpreted (test_interpreted.py) and on a GPU."""
 
 import pytest
 import torch
@@ -67,15 +67,10 @@ def test_autocast_keeps_the_stream_wide_and_normalizes_to_bf16(device):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("rows", "d"), [(4096, 2560), (3, 8192), (1000, 768), (5, 20000)])
+@pytest.mark.parametrize("shape", [(4096, 2560), (3, 8192), (1000, 768), (5, 20000)])
 @pytest.mark.parametrize("dtype", [BF16, FP32])
-def test_large_rows(rows, d, dtype):
-    (x, delta, weight), d_total, d_normed = make_inputs((rows, d), dtype, "cuda")
-    want = reference(x + delta, weight, d_total, d_normed)
-    results = add_rms_norm(x, delta, weight)
-    torch.autograd.backward(results, (d_total, d_normed))
-    for got, name in ((results[1], "normed"), (x.grad, "dx"), (weight.grad, "d_weight")):
-        assert_close(got, want[name], rounding(dtype, "cuda"))
+def test_large_rows(shape, dtype):
+    test_matches_float64(shape, dtype, True, "cuda")
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""Rotary embeddings of q and k in one pass, against float64: plain, interpreted (see the last test) and on a GPU."""
+"""Rotary embeddings of q and k in one pass, against float64: plain, interpreted (test_interpreted.py) and on a GPU."""
 
 import pytest
 import torch

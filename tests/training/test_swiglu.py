@@ -1,4 +1,4 @@
-"""SwiGLU's activation in one pass, against float64: plain, interpreted (see the last test) and on a GPU."""
+"""SwiGLU's activation in one pass, against float64: plain, interpreted (test_interpreted.py) and on a GPU."""
 
 import pytest
 import torch
