@@ -1,5 +1,7 @@
 """Fully sharded data parallelism besides its numbers: what is in memory when, what it refuses and keeps alive."""
 
+import contextlib
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -28,37 +30,25 @@ def whole(fsdp):
     return [index for index, size in enumerate(storages) if size]
 
 
-class Log:
+@contextlib.contextmanager
+def logged(fsdp):
     """The uses of units, with the weights whose gathering each of them starts, and the most that were whole at once."""
+    log = SimpleNamespace(uses=[], most=0)
+    note, prepare = Timeline.note, ShardedWeight.prepare_gather
+    weights = list(fsdp.sharded_weights.values())
 
-    def __init__(self, fsdp):
-        self.fsdp, self.uses, self.most = fsdp, [], 0
+    def log_use(timeline, index):
+        log.uses.append((index, []))
+        note(timeline, index)
 
-    def __enter__(self):
-        note, prepare = Timeline.note, ShardedWeight.prepare_gather
-        weights = list(self.fsdp.sharded_weights.values())
+    def log_gather(weight):
+        log.uses[-1][1].append(weights.index(weight))
+        result = prepare(weight)
+        log.most = max(log.most, len(whole(fsdp)))
+        return result
 
-        def log_use(timeline, index):
-            self.uses.append((index, []))
-            note(timeline, index)
-
-        def log_gather(weight):
-            self.uses[-1][1].append(weights.index(weight))
-            result = prepare(weight)
-            self.most = max(self.most, len(whole(self.fsdp)))
-            return result
-
-        self.patches = [
-            mock.patch.object(Timeline, "note", log_use),
-            mock.patch.object(ShardedWeight, "prepare_gather", log_gather),
-        ]
-        for patch in self.patches:
-            patch.start()
-        return self
-
-    def __exit__(self, *_):
-        for patch in self.patches:
-            patch.stop()
+    with mock.patch.object(Timeline, "note", log_use), mock.patch.object(ShardedWeight, "prepare_gather", log_gather):
+        yield log
 
 
 def step(fsdp, device, inputs=3):
@@ -71,14 +61,14 @@ def step(fsdp, device, inputs=3):
 def test_weights_are_gathered_two_layers_ahead_and_freed_after_use(device):
     fsdp = FullyShardedDataParallel(chain().to(device))
     assert whole(fsdp) == []
-    with Log(fsdp) as first:
+    with logged(fsdp) as first:
         step(fsdp, device)
     # Nothing is known of the order: each is gathered when it is used.
     forward = list(range(LAYERS))
     assert first.uses == [(index, [index]) for index in (*forward, *reversed(forward))]
     assert first.most == 1
     for _ in range(2):
-        with Log(fsdp) as later:
+        with logged(fsdp) as later:
             step(fsdp, device)
         forward = [(0, [0, 1, 2]), (1, [3]), (2, [4]), (3, []), (4, [3])]
         assert later.uses == [*forward, (4, [2]), (3, [1]), (2, [0]), (1, []), (0, [])]
@@ -91,7 +81,7 @@ def test_weights_are_gathered_two_layers_ahead_and_freed_after_use(device):
 def test_few_weights_are_whole_at_once(device, name):
     fsdp = FullyShardedDataParallel(MODELS[name]().to(device))
     batches = own_parts(make_batches(3, device))
-    with Log(fsdp) as log:
+    with logged(fsdp) as log:
         train(fsdp, batches)
     # One is used, and computed again before its backward pass; two are ahead; a tied one is used twice.
     assert log.most <= 4
