@@ -11,6 +11,7 @@ from cs336_systems.training.rms_norm import add_rms_norm
 from cs336_systems.training.rope import rotate_qkv
 from cs336_systems.training.swiglu import swiglu, swiglu_linear
 from tests.training.interpreted import need_gpu_memory
+from tests.training.test_rope import rotated
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 TARGETS = torch.tensor([4, 0, -100])
@@ -25,15 +26,6 @@ def plain_norm(x, delta, weight):
 def plain_swiglu(x):
     gate, up = x.chunk(2, -1)
     return F.silu(gate) * up
-
-
-def plain_rope(x):
-    heads = x.unflatten(-1, (3, -1)).transpose(1, 2).unflatten(-1, (-1, 2))
-    pairs = torch.view_as_complex(heads.contiguous())
-    angles = ANGLES.to(x.device)
-    q, k, _ = (pairs * torch.polar(torch.ones_like(angles), angles)).split(1, 1)
-    q, k = torch.view_as_real(q).flatten(-2), torch.view_as_real(k).flatten(-2)
-    return q, k, torch.view_as_real(pairs[:, 2:]).flatten(-2)
 
 
 CASES = {  # ours, PyTorch's, shapes of the arguments
@@ -57,7 +49,7 @@ CASES = {  # ours, PyTorch's, shapes of the arguments
     ),
     "rotate_qkv": (
         lambda x: rotate_qkv(x * 1, ANGLES.cos().to(x.device), ANGLES.sin().to(x.device), 1),
-        plain_rope,
+        lambda x: rotated(x, torch.polar(torch.ones_like(ANGLES), ANGLES).to(x.device), (1, 1, 1)),
         [(2, 3, 12)],
     ),
     "fp8_linear": (fp8_linear, lambda x, w: x @ w.T, [(16, 16), (32, 16)]),
@@ -207,10 +199,7 @@ def test_tables_that_are_trained_have_their_gradient():
     (qkv,) = make_leaves([(1, 3, 12)])
     cos, sin = ANGLES.cos().requires_grad_(), ANGLES.sin().requires_grad_()
     total(rotate_qkv(qkv * 1, cos, sin, 1), 2).backward()
-    x = qkv.detach().unflatten(-1, (3, 2, 2)).double()[:, :, :2].requires_grad_()
-    a, b = x.unbind(-1)
     c, s = (t.detach().double().requires_grad_() for t in (cos, sin))
-    pairs = torch.stack((a * c[:, None] - b * s[:, None], a * s[:, None] + b * c[:, None]))
-    want = torch.autograd.grad(pairs.square().sum(), (c, s))
+    want = torch.autograd.grad(total(rotated(qkv.detach().double(), torch.complex(c, s), (1, 1, 1)), 2), (c, s))
     for got, exact in zip((cos.grad, sin.grad), want, strict=True):
         torch.testing.assert_close(got.double(), exact, rtol=1e-4, atol=1e-5)

@@ -32,19 +32,23 @@ def make_inputs(case, dtype, device):
     return qkv.to(device, dtype).requires_grad_(), gradients, rope
 
 
-def reference(qkv, gradients, rope, interleaved=True):
-    """The same in float64, as a product of complex numbers."""
-    leaf = qkv.detach().double().requires_grad_()
-    heads = [x.shape[1] for x in gradients]
-    q, k, v = leaf.unflatten(-1, (sum(heads), -1)).transpose(1, 2).split(heads, dim=1)
-    angles = torch.complex(rope.cos.double(), rope.sin.double())[: qkv.shape[1]]
+def rotated(qkv, turns, heads, interleaved=True):
+    """q, k and v, by products with complex numbers of length one, [sequence, d_head / 2]."""
+    q, k, v = qkv.unflatten(-1, (sum(heads), -1)).transpose(1, 2).split(heads, dim=1)
 
     def rotate(x):
         x = x if interleaved else x.unflatten(-1, (2, -1)).mT.flatten(-2)
-        x = torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * angles)
+        x = torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * turns)
         return x.flatten(-2) if interleaved else x.mT.flatten(-2)
 
-    results = rotate(q), rotate(k), v
+    return rotate(q), rotate(k), v
+
+
+def reference(qkv, gradients, rope, interleaved=True):
+    """The same in float64."""
+    leaf = qkv.detach().double().requires_grad_()
+    turns = torch.complex(rope.cos.double(), rope.sin.double())[: qkv.shape[1]]
+    results = rotated(leaf, turns, [x.shape[1] for x in gradients], interleaved)
     return results, torch.autograd.grad(results, leaf, [x.double() for x in gradients])[0]
 
 
