@@ -25,17 +25,13 @@ def net(device, dtype):
     return layers.to(device, dtype)
 
 
-def ours(module):
-    return FullyShardedDataParallel(module)
-
-
 def pytorchs(module):
     for layer in module:
         fully_shard(layer)
     return fully_shard(module)
 
 
-SHARDED = {"FullyShardedDataParallel": ours, "fully_shard": pytorchs}
+SHARDED = {"FullyShardedDataParallel": FullyShardedDataParallel, "fully_shard": pytorchs}
 
 
 def backward(model, step, device):
@@ -103,7 +99,7 @@ def test_a_sharded_state_is_saved_and_loaded(device, kind, dtype):
 
 @on_all_ranks
 def test_what_is_not_sharded_alike_is_refused(device):
-    model = ours(nn.Linear(4, 6).to(device, torch.bfloat16))
+    model = FullyShardedDataParallel(nn.Linear(4, 6).to(device, torch.bfloat16))
     optimizer = MasterAdamW(model.parameters(), **OPTIONS)
     parameter = model.module.weight
     plain = torch.ones(6, 4, device=device)
