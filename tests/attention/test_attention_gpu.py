@@ -117,10 +117,6 @@ def functions():
     return pytest.importorskip("cs336_systems.attention.triton_attention", exc_type=ImportError)
 
 
-def leaves_of(inputs):
-    return [inputs[name].detach().requires_grad_() for name in ("q", "k", "v")]
-
-
 def heads_out_of_one_projection(inputs):
     """Inputs in the layout that models have."""
     strided = {name: x.transpose(1, 2).contiguous().transpose(1, 2) for name, x in inputs.items() if x.dim() == 4}
@@ -224,7 +220,7 @@ def test_compiled_function_with_the_loss_of_a_sum(functions):
     case = dense((1, 16, 2048, 64), 2048, True)
     inputs = {name: x[0] for name, x in make_inputs(case, BF16, "cuda").items() if name != "sinks"}
     inputs["do"] = torch.ones_like(inputs["do"])
-    leaves = leaves_of(inputs)
+    leaves = [inputs[name].detach().requires_grad_() for name in ("q", "k", "v")]
     o = torch.compile(functions.TritonFlashAttention.apply)(*leaves, True)
     o.sum().backward()
     assert not excess(case, inputs, without_lse(o, *(x.grad for x in leaves)))
