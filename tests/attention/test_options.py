@@ -53,14 +53,6 @@ def test_a_window_that_hides_nothing_changes_no_bit():
         assert all(torch.equal(got[name], want[name]) for name in want)
 
 
-def test_a_window_that_ends_at_the_query_is_a_causal_mask():
-    inputs = make_inputs(Case(ONE), torch.float32)
-    for left in (-1, 40):
-        want = results(Case(ONE, is_causal=True, window_size=(left, -1)), inputs)
-        got = results(Case(ONE, window_size=(left, 0)), inputs)
-        assert all(torch.equal(got[name], want[name]) for name in want)
-
-
 def test_a_sink_far_from_the_scores():
     q, k, v = torch.randn(3, 1, 2, 90, 16)
     o, lse = flash_attention(q, k, v, sinks=torch.tensor([-torch.inf, 1e4]), return_lse=True)
