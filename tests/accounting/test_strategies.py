@@ -67,10 +67,3 @@ def test_strategies_are_what_their_execution_counts(blocks):
             most = max(inputs * residual + whole * saved for inputs, whole in chain.most)
             assert strategy.memory(residual, saved) == most
     assert keep_all(blocks).memory(1, 10) == 10 * blocks
-
-
-def test_nesting_takes_logarithms():
-    for depth in range(7):
-        blocks = 2**depth
-        assert len(nested(blocks).kept) == depth
-        assert nested(blocks).forwards == blocks + depth * blocks / 2
