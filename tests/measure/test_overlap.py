@@ -1,21 +1,37 @@
-"""Overlap of intervals, against a count of the points of a grid."""
+"""Intervals and their overlap, against a count of the points of a grid."""
 
+import itertools
 import random
 
 import pytest
 
+from cs336_systems.measure.intervals import covered, merge
 from cs336_systems.measure.overlap import COMMUNICATION, COMPUTE, OPTIMIZER, DeviceEvent, by_kind, overlap, shares
 
 LENGTH = 120
 
 
-def some_intervals(numbers):
-    starts = [numbers.randrange(LENGTH - 10) for _ in range(numbers.randrange(12))]
+def some_intervals(numbers, most=12):
+    starts = [numbers.randrange(LENGTH - 10) for _ in range(numbers.randrange(most))]
     return [(start, start + numbers.randrange(10)) for start in starts]
 
 
 def points(intervals):
     return {point for start, end in intervals for point in range(start, end)}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_merged_intervals_cover_the_same_points(seed):
+    intervals = some_intervals(random.Random(seed), most=30)
+    merged = merge(intervals)
+    assert points(merged) == points(intervals)
+    assert all(end < start for (_, end), (start, _) in itertools.pairwise(merged))
+    assert covered(intervals) == len(points(intervals))
+
+
+def test_no_interval_covers_nothing():
+    assert merge([]) == []
+    assert covered([]) == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
