@@ -20,9 +20,8 @@ def build(device="cpu", **options):
     return with_random_norms(ours(SHAPE, 37, 16, device, **options))
 
 
-def reference_logits(model, token_ids):
-    """The same network in float64, of PyTorch's own functions."""
-    weight = {name: value.detach().double().cpu() for name, value in model.state_dict().items()}
+def reference_logits(weight, token_ids):
+    """The same network of PyTorch's own functions, with weights by their names."""
     angles = torch.arange(token_ids.shape[1])[:, None] * 10_000.0 ** (-torch.arange(0, WIDTH, 2).double() / WIDTH)
 
     def norm(x, name):
@@ -41,7 +40,7 @@ def reference_logits(model, token_ids):
         o = F.scaled_dot_product_attention(rotate(q), rotate(k), v, is_causal=True)
         return linear(o.transpose(1, 2).flatten(-2), f"{name}.output")
 
-    x = F.embedding(token_ids.cpu(), weight["token_embedding.weight"])
+    x = F.embedding(token_ids, weight["token_embedding.weight"])
     for index in range(SHAPE.num_layers):
         block = f"blocks.{index}"
         x = x + attention(norm(x, f"{block}.attention_norm"), f"{block}.attention")
@@ -54,13 +53,18 @@ def reference_logits(model, token_ids):
 @pytest.mark.numeric
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("sequence", [1, 7, 16])
-def test_logits_match_float64_reference(device, sequence):
+def test_logits_and_gradients_match_float64(device, sequence):
     torch.set_float32_matmul_precision("highest")
-    model = build(device)
-    token_ids = torch.randint(37, (2, sequence), device=device)
-    actual = model(token_ids).double().cpu()
-    expected = reference_logits(model, token_ids)
-    assert (actual - expected).norm() / expected.norm() < 2e-6  # fp32 rounding over two blocks
+    model, token_ids = build(device), torch.randint(37, (2, sequence), device=device)
+    weight = {name: value.detach().double().cpu().requires_grad_() for name, value in model.named_parameters()}
+    actual, expected = model(token_ids), reference_logits(weight, token_ids.cpu())
+    assert (actual.double().cpu() - expected).norm() / expected.norm() < 2e-6  # fp32 rounding over two blocks
+    gradient = torch.randn(expected.shape)
+    actual.backward(gradient.to(device))
+    expected.backward(gradient.double())
+    for name, parameter in model.named_parameters():
+        exact = weight[name].grad  # zero of queries and keys in a sequence of one
+        assert (parameter.grad.double().cpu() - exact).norm() < 5e-6 * (1 + exact.norm()), name
 
 
 @pytest.mark.numeric

@@ -78,6 +78,12 @@ def test_tiled_in_float64(is_causal):
     assert torch.autograd.gradcheck(lambda *x: TiledFlashAttention.apply(*x, is_causal), (q, k, v))
 
 
+@pytest.mark.numeric
+def test_tiled_with_large_scores():
+    case = dense((2, 1, 100, 64), 100, True, factor=10.0)  # scores of some hundreds: exp alone overflows
+    check(case, torch.float32, compute=partial(function_results, TiledFlashAttention))
+
+
 @on_each_device
 @pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 3, 5, 8), (2, 2, 3, 5, 8), (0, 5, 8), (2, 0, 8)])
 def test_any_leading_axes(shape, device):
