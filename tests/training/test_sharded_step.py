@@ -5,14 +5,13 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from cs336_systems.attention import flash_attention
 from cs336_systems.parallel import UpdateInBackward, units_of
 from cs336_systems.parallel.update_in_backward import UpdateOfOneRank
 from cs336_systems.training import MasterAdamW, checkpoint_blocks, fuse, linear_cross_entropy
 from tests.support.ranks import on_all_ranks
-from tests.training.test_fused_model import CONTEXT, DEVICES, VOCABULARY, build
+from tests.training.test_fused_model import CONTEXT, DEVICES, build, loss_of, make_batch
 
 ADAMW = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-6, "weight_decay": 0.1}
 STEPS = 2
@@ -27,20 +26,13 @@ def rounded(device="cpu"):
     return model
 
 
-def batch(step, device="cpu"):
-    """Inputs and targets of two sequences, [2, CONTEXT] each."""
-    tokens = torch.randint(VOCABULARY, (2, CONTEXT + 1), generator=torch.Generator().manual_seed(step)).to(device)
-    return tokens[:, :-1], tokens[:, 1:]
-
-
 def reference(model):
     """Losses of the steps; the model is trained in fp32."""
     optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
     losses = []
     for step in range(STEPS):
-        inputs, targets = batch(step, next(model.parameters()).device)
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+        loss = loss_of(model, make_batch(model.lm_head.weight.device, CONTEXT, step))
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
@@ -63,7 +55,7 @@ def check(device, recomputed, ranks, rank, kind):
     update = kind(units_of(ours), MasterAdamW, **ADAMW)
     losses = []
     for number in range(STEPS):
-        inputs, targets = (part.chunk(ranks)[rank] for part in batch(number, device))
+        inputs, targets = (part.chunk(ranks)[rank] for part in make_batch(device, CONTEXT, number))
         loss = linear_cross_entropy(ours.hidden(inputs), ours.lm_head.weight, targets)
         loss.backward()
         update.finish()
