@@ -136,39 +136,27 @@ def trained(device, width=5, layers=2):
     return fsdp, optimizer
 
 
-def truncate(folder):
-    """Cut the tensors' files in half."""
-    for file in folder.glob("*.distcp"):
-        os.truncate(file, file.stat().st_size // 2)
-
-
 FAULTS = {
-    "truncated": ({}, truncate, "."),
-    "fewer layers": ({"layers": 1}, None, "Missing key in checkpoint state_dict: training.model.1.weight"),
-    "more layers": (
-        {"layers": 3},
-        None,
-        r"another model's: it has 2\.weight: \[5, 5\] where this one has nothing more",
-    ),
-    "wider": (
-        {"width": 6},
-        None,
-        r"Size mismatch between saved torch.Size\(\[6, 6\]\) and current: torch.Size\(\[5, 5\]\)",
-    ),
+    "truncated": ({}, "."),
+    "fewer layers": ({"layers": 1}, "Missing key in checkpoint state_dict: training.model.1.weight"),
+    "more layers": ({"layers": 3}, r"another model's: it has 2\.weight: \[5, 5\] where this one has nothing more"),
+    "wider": ({"width": 6}, r"Size mismatch between saved torch.Size\(\[6, 6\]\) and current: torch.Size\(\[5, 5\]\)"),
 }
+"""What is saved instead, and the error."""
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @on_all_ranks
 def test_a_checkpoint_that_does_not_load_changes_nothing(device, fault):
-    saved, damage, sentence = FAULTS[fault]
+    saved, sentence = FAULTS[fault]
     model, optimizer = trained(device)
     before = everything(model, optimizer)
     with shared_folder() as folder:
         dcp.save({"training": TrainingState(*trained(device, **saved))}, checkpoint_id=folder)
         dist.barrier()
-        if damage and dist.get_rank() == 0:
-            damage(folder)
+        if fault == "truncated" and dist.get_rank() == 0:
+            for file in folder.glob("*.distcp"):
+                os.truncate(file, file.stat().st_size // 2)
         dist.barrier()
         with pytest.raises((dcp.api.CheckpointException, ValueError), match=sentence):
             dcp.load({"training": TrainingState(model, optimizer)}, checkpoint_id=folder)

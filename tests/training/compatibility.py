@@ -391,12 +391,7 @@ OTHERS = [
     Other("SymmetricMemoryShardedOptimizer", build=sharded_by(SymmetricMemoryShardedOptimizer), splits=True),
     Other("torch DDP", build=by(DistributedDataParallel), splits=True),
     Other("fully_shard", build=by(by_fully_shard), splits=True),
-    Other(
-        "DTensor",
-        built=with_attention(attention_of_dtensors),
-        build=by(as_dtensors),
-        loss=loss_of_dtensors,
-    ),
+    Other("DTensor", built=with_attention(attention_of_dtensors), build=by(as_dtensors), loss=loss_of_dtensors),
     Other("torch.utils.checkpoint", built=checkpointed),
     Other("copy.deepcopy", between=copied),
     Other("torch.save of the objects", between=pickled),
