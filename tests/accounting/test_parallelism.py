@@ -69,9 +69,8 @@ def test_limits_are_where_communication_overtakes_compute(layer):
         return counted_flops(layer, layer.tokens, layer.d_ff / count)
 
     for limit, split, in_backward, size, passes in (
-        (spread.batch_limit, batch_split, True, weights, 2),  # data parallel: gradients are all-reduced
         (spread.batch_limit, batch_split, False, weights, 1),  # FSDP: weights are gathered
-        (spread.batch_limit, batch_split, True, weights, 2),  # and again, and gradients reduce-scattered
+        (spread.batch_limit, batch_split, True, weights, 2),  # and again, and gradients reduced, as in data parallelism
         (spread.tensor_forward_limit, width_split, False, output, 2),
         (spread.tensor_backward_limit, width_split, True, output, 2),
     ):
