@@ -19,10 +19,7 @@ MODELS = {
     "layers": lambda: nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)),
     "one parameter": lambda: nn.Linear(5, 3, bias=False),  # one rank owns nothing
 }
-SCALERS = {
-    "plain": lambda device: torch.amp.GradScaler(device.type, init_scale=8.0, growth_interval=2),
-    "sharded": lambda device: ShardedGradScaler(device.type, init_scale=8.0, growth_interval=2),
-}
+SCALERS = {"plain": torch.amp.GradScaler, "sharded": ShardedGradScaler}
 
 
 def sharded(module, kind, sharded_gradients):
@@ -52,7 +49,8 @@ def test_an_overflow_anywhere_has_all_ranks_skip_the_step(device, kind, sharded_
     places = len(list(modules[0].parameters()))
     wrapped, optimizer = sharded(modules[0], kind, sharded_gradients)
     reference = DistributedDataParallel(modules[1]), torch.optim.AdamW(modules[1].parameters(), **ADAM)
-    scalers = [SCALERS[scaler](device), torch.amp.GradScaler(device.type, init_scale=8.0, growth_interval=2)]
+    kinds = SCALERS[scaler], torch.amp.GradScaler
+    scalers = [scaler_cls(device.type, init_scale=8.0, growth_interval=2) for scaler_cls in kinds]
     torch.optim.lr_scheduler.StepLR(optimizer, 1)  # which wraps `step`
     for place in range(places):
         # The last rank's gradients overflow in every other step, each time those of another parameter.
