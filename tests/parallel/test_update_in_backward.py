@@ -11,6 +11,7 @@ from cs336_systems.model import TransformerLM
 from cs336_systems.parallel.update_in_backward import UpdateInBackward, UpdateOfOneRank, units_of
 from cs336_systems.training import MasterAdamW
 from tests.support.ranks import on_all_ranks, on_two_and_on_four_ranks
+from tests.verify.training import take_step
 
 ADAMW = {"lr": 0.01, "weight_decay": 0.1}
 OPTIMIZERS = {
@@ -36,9 +37,7 @@ def reference(device, ranks, kind="AdamW"):
     optimizer_cls, kwargs = OPTIMIZERS[kind]
     optimizer = optimizer_cls(module.parameters(), **kwargs)
     for step in range(STEPS):
-        optimizer.zero_grad()
-        module(batch(step, device, ranks).flatten(0, 1)).square().mean().backward()
-        optimizer.step()
+        take_step(module, optimizer, batch(step, device, ranks).flatten(0, 1))
     return module
 
 
