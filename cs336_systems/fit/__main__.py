@@ -20,6 +20,7 @@ from cs336_systems.fit.gpus import memory_of
 from cs336_systems.fit.parameters import Question, refuse_contradictions
 from cs336_systems.fit.presets import PRESETS
 from cs336_systems.fit.verdict import predict
+from cs336_systems.measure.gpus import listed
 from cs336_systems.sizes import parse_size
 
 
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str]) -> None:
     except ValueError as error:
         print(f"fit: {error}", file=sys.stderr)
         sys.exit(2)
-    print(json.dumps(answer.as_json(asdict(question)), indent=1) if as_json else answer.as_text())
+    print(json.dumps(answer.as_json(asdict(question)), indent=1) if as_json else answer)
 
 
 def closed_form(question: Question) -> Answer:
@@ -58,7 +59,7 @@ def closed_form(question: Question) -> Answer:
         title=question.title,
         gpu=question.gpu,
         gpus=question.gpus,
-        capacity=memory_of(question.gpu),
+        capacity=memory_of(listed(question.gpu)),
         batch=f"{question.batch_size} x {question.context} tokens",
         tokens=question.batch_size * question.context,
         ways=tuple(predict(question)),

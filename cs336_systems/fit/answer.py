@@ -45,9 +45,6 @@ class Answer:
     unit: str = "tokens"
     """The word for what `tokens` counts."""
 
-    def __str__(self) -> str:
-        return self.as_text()
-
     @property
     def best(self) -> Prediction:
         """The fastest configuration that fits, or else the one with the least memory."""
@@ -88,7 +85,7 @@ class Answer:
             count *= 2
         return f"; more GPUs, up to {MOST_GPUS}, are not enough either"
 
-    def as_text(self) -> str:
+    def __str__(self) -> str:
         """The sentence, the table, and the errors of its numbers."""
         import pandas
 

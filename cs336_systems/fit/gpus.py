@@ -2,7 +2,7 @@
 
 from cs336_systems.accounting.step_work import Rates
 from cs336_systems.fit.recorded import recorded
-from cs336_systems.measure.gpus import GPUS, NVIDIA, Gpu, gpu_of, listed
+from cs336_systems.measure.gpus import GPUS, NVIDIA, Gpu, gpu_of
 from cs336_systems.record.machine import machine_label
 
 GIB = 2**30
@@ -12,24 +12,12 @@ PCIE = 32e9
 """Bytes/s of PCIe 4.0 with 16 lanes: the link of GPUs without NVLink."""
 
 
-def rates_of(name: str) -> Rates | None:
-    """Data-sheet rates of a GPU by the driver's name; None if it is not listed."""
-    gpu = gpu_of(name)
-    if gpu is None:
-        return None
+def rates_of(gpu: Gpu) -> Rates:
+    """Data-sheet rates of a GPU model."""
     return Rates(bf16=gpu.bf16, fp32=gpu.fp32, bandwidth=gpu.bandwidth, link=gpu.link or PCIE)
 
 
-def memory_of(name: str) -> float:
-    """Bytes of a listed GPU's memory.
-
-    Raises:
-        ValueError: it is not listed.
-    """
-    return memory_of_gpu(listed(name))
-
-
-def memory_of_gpu(gpu: Gpu) -> float:
+def memory_of(gpu: Gpu) -> float:
     """Bytes of a GPU model's memory: from its driver if it is recorded, or else from its data sheet."""
     known = {gpu_of(each.gpu): each.memory for each in (recorded(), *recorded().others)}
     return known.get(gpu, BINARY * gpu.memory)

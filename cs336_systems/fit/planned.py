@@ -7,7 +7,7 @@ from typing import Any
 from cs336_systems.accounting.peak_memory import possible_peaks
 from cs336_systems.accounting.setting import Setting
 from cs336_systems.experiments.base import Experiment
-from cs336_systems.fit.gpus import gpu_of_label, memory_of_gpu
+from cs336_systems.fit.gpus import gpu_of_label, memory_of
 from cs336_systems.fit.verdict import outcome
 from cs336_systems.sizes import size_name
 
@@ -24,7 +24,7 @@ def too_large(cell: Experiment, machine: str) -> str:
     gpu = gpu_of_label(machine)
     if gpu is None:
         return ""
-    capacity = memory_of_gpu(gpu)
+    capacity = memory_of(gpu)
     settings = cell.training_steps().values()
     if not settings or any(outcome(setting, capacity) != "does not fit" for setting in settings):
         return ""

@@ -41,8 +41,6 @@ class Recorded:
     """Memory errors by kind of step."""
     time_errors: Mapping[str, Error]
     """Time errors by kind of step, for device-bound steps."""
-    held_out: Mapping[str, Error]
-    """Time errors of each model size, with weights fitted to the others."""
     others: tuple["Recorded", ...] = ()
     """Errors on other recorded GPU models, with the same weights, which were not fitted to them."""
 
@@ -57,10 +55,10 @@ def read(content: Mapping[str, Any]) -> Recorded:
     """Read the facts written by `scripts.calibration.rates`."""
     errors = {
         name: {kind: Error(**error) for kind, error in content[name].items()}
-        for name in ("memory_errors", "time_errors", "held_out")
+        for name in ("memory_errors", "time_errors")
     }
     rest = {key: value for key, value in content.items() if key != "others"}
-    others = tuple(read({**rest, "held_out": {}, **other}) for other in content.get("others", ()))
+    others = tuple(read({**rest, **other}) for other in content.get("others", ()))
     return Recorded(**{**rest, **errors, "others": others})
 
 

@@ -19,7 +19,7 @@ from cs336_systems.fit.replay import Sharing, peak_of
 from cs336_systems.fit.strategies import SCHEMES
 from cs336_systems.fit.tracing import Precision, Trace, next_token, trace_step
 from cs336_systems.fit.verdict import Prediction, outcome_of, outside
-from cs336_systems.measure.gpus import listed
+from cs336_systems.measure.gpus import Gpu, listed
 
 Loss = Callable[[Any], Tensor]
 
@@ -59,18 +59,18 @@ def fit(
     shape: Any = inputs if ids else inputs[0].shape  # type: ignore[union-attr]
     batch: Any = [torch.empty(shape, dtype=torch.int64, device="meta")] if ids else inputs
     module = Module(build, batch, loss or (next_token if ids else mean_square))
-    name, unit = listed(gpu).name, "tokens" if ids else "inputs"
+    model, unit = listed(gpu), "tokens" if ids else "inputs"
     return Answer(
         title=title,
-        gpu=name,
+        gpu=model.name,
         gpus=gpus,
-        capacity=memory_of(name),
+        capacity=memory_of(model),
         batch=f"{' x '.join(map(str, shape))} {unit}",
         tokens=torch.Size(shape).numel() if ids else shape[0],
         unit=unit,
-        ways=tuple(predict(module, name, gpus, precision)),
+        ways=tuple(predict(module, model, gpus, precision)),
         price=price,
-        elsewhere=lambda count: tuple(predict(module, name, count, precision)),
+        elsewhere=lambda count: tuple(predict(module, model, count, precision)),
     )
 
 
@@ -97,7 +97,7 @@ class Module:
         return self._traces[key]
 
 
-def predict(module: Module, gpu: str, gpus: int, precision: Literal["fp32", "bf16"]) -> Iterator[Prediction]:
+def predict(module: Module, gpu: Gpu, gpus: int, precision: Literal["fp32", "bf16"]) -> Iterator[Prediction]:
     """Predict each configuration, in the order in which one would try them."""
     alone: dict[Precision, str] = {"autocast": "autocast", "bf16": "bf16 weights"}
     if precision == "fp32":
@@ -112,7 +112,7 @@ def predict(module: Module, gpu: str, gpus: int, precision: Literal["fp32", "bf1
         yield from _both(module, gpu, "sharded" if mixed else next(iter(alone)), sharing, name)
 
 
-def _both(module: Module, gpu: str, precision: Precision, sharing: Sharing, name: str) -> Iterator[Prediction]:
+def _both(module: Module, gpu: Gpu, precision: Precision, sharing: Sharing, name: str) -> Iterator[Prediction]:
     """A configuration without and, if the module has blocks, with checkpointing."""
     plain = module.trace(precision, checkpointed=False)
     yield prediction(plain, gpu, sharing, name)
@@ -120,10 +120,8 @@ def _both(module: Module, gpu: str, precision: Precision, sharing: Sharing, name
         yield prediction(module.trace(precision, checkpointed=True), gpu, sharing, f"{name}, checkpointed")
 
 
-def prediction(trace: Trace, gpu: str, sharing: Sharing, way: str) -> Prediction:
+def prediction(trace: Trace, gpu: Gpu, sharing: Sharing, way: str) -> Prediction:
     """The memory and the time of a traced step."""
-    rates = rates_of(gpu)
-    assert rates is not None
     memory, rest = peak_of(trace, sharing), outside(sharing.ranks)
     at_least = bool(trace.convolutions)
     fits = outcome_of([memory.total], MEMORY_WITHIN, rest, memory_of(gpu))
@@ -134,7 +132,7 @@ def prediction(trace: Trace, gpu: str, sharing: Sharing, way: str) -> Prediction
         memory=memory,
         outside=rest,
         memory_error=None,
-        seconds=weighted(work_of(trace, sharing, rates), recorded().weights),
+        seconds=weighted(work_of(trace, sharing, rates_of(gpu)), recorded().weights),
         time_error=None,
         host_seconds=trace.work["kernels"] * recorded().launch_seconds,
         at_least=at_least,

@@ -15,7 +15,7 @@ from cs336_systems.fit.gpus import memory_of, rates_of
 from cs336_systems.fit.parameters import Question
 from cs336_systems.fit.recorded import MEMORY_WITHIN, Error, Recorded, expected_error, kind, recorded
 from cs336_systems.fit.strategies import strategies
-from cs336_systems.measure.gpus import gpu_of
+from cs336_systems.measure.gpus import gpu_of, listed
 
 CONTEXT = 600 * 2**20
 """Approximate bytes of a CUDA context with PyTorch's kernels and cuBLAS."""
@@ -83,10 +83,8 @@ def outcome_of(peaks: Sequence[int], error: float, rest: int, capacity: float) -
 
 def predict(question: Question) -> Iterator[Prediction]:
     """Predict each training configuration of the handout's model, in order."""
-    capacity = memory_of(question.gpu)
-    rates = rates_of(question.gpu)
-    assert rates is not None
-    known = errors_on(question.gpu)
+    gpu, known = listed(question.gpu), errors_on(question.gpu)
+    capacity, rates = memory_of(gpu), rates_of(gpu)
     room = (1 - GAPS) * capacity / (1 + MEMORY_WITHIN) - outside(question.gpus)
     for way, setting in strategies(question, room):
         yield Prediction(

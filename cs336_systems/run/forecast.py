@@ -17,12 +17,12 @@ from cs336_systems.config import CPU
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.experiments.metrics import SECONDS, timed
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.fit.gpus import gpu_of_label, memory_of_gpu, rates_of
+from cs336_systems.fit.gpus import gpu_of_label, memory_of, rates_of
 from cs336_systems.fit.planned import least_memory
 from cs336_systems.fit.recorded import recorded
 from cs336_systems.fit.verdict import CONTEXT, GAPS, outcome
 from cs336_systems.grids import BACKEND, Job, device_of
-from cs336_systems.measure.gpus import Gpu
+from cs336_systems.measure.gpus import Gpu, listed
 from cs336_systems.plan import REFERENCE, Plan
 from cs336_systems.record.measurement import WALL
 from cs336_systems.record.rows import parameters
@@ -70,7 +70,7 @@ def forecast(plan: Plan, jobs: Iterable[Job]) -> str:
     gpu = gpu_of_label(plan.machine)
     if gpu is None:
         return f"No data sheet is listed for {plan.machine}, so it is unknown what fits and how long it takes."
-    title = f"{plan.gpus} x {gpu.name}, {memory_of_gpu(gpu) / GB:.1f} GB: cells by whether they fit into its memory"
+    title = f"{plan.gpus} x {gpu.name}, {memory_of(gpu) / GB:.1f} GB: cells by whether they fit into its memory"
     return "\n".join([title, "", *_aligned([HEADER, *table(plan, gpu, jobs)]), "", LEGEND])
 
 
@@ -132,7 +132,7 @@ def expected(plan: Plan, gpu: Gpu, jobs: Iterable[Job]) -> Iterator[Expected]:
 
 def memory_outcome(cell: Experiment, gpu: Gpu, known: Taken) -> tuple[str, float]:
     """Whether a cell fits into a GPU's memory, and if not, the minimum bytes that it needs."""
-    capacity = memory_of_gpu(gpu)
+    capacity = memory_of(gpu)
     settings = cell.training_steps().values()
     if not settings:
         needed = known.peak + CONTEXT
@@ -160,9 +160,7 @@ def seconds_of(cell: Experiment, gpu: Gpu, known: Taken) -> float | None:
 
 def slower(cell: Any, gpu: Gpu) -> float:
     """Ratio of a cell's time to the recorded GPU's, according to the data sheets."""
-    here, there = rates_of(gpu.name), rates_of(recorded().gpu)
-    assert here is not None
-    assert there is not None
+    here, there = rates_of(gpu), rates_of(listed(recorded().gpu))
     if settings := cell.training_steps().values():
         weights = recorded().weights
         times = (sum(step_seconds(setting, rates, weights) for setting in settings) for rates in (here, there))

@@ -17,12 +17,12 @@ import numpy
 from numpy.typing import NDArray
 from pandas import DataFrame
 
-from cs336_systems.accounting.setting import Setting
-from cs336_systems.accounting.step_time import DEFAULT, LEAST, UNKNOWN, weighted
+from cs336_systems.accounting.step_time import DEFAULT, LEAST, UNKNOWN
 from cs336_systems.accounting.step_work import Work, part_work, step_work
 from cs336_systems.experiments.training_ladder import TOP
 from cs336_systems.fit.gpus import rates_of
 from cs336_systems.fit.recorded import PATH, Recorded, read
+from cs336_systems.measure.gpus import listed
 from scripts.views.data import load_recorded, measured_gpu, select
 from scripts.views.steps import step_table
 from scripts.views.training_ladder import PARTS
@@ -39,8 +39,6 @@ DIGITS = 4
 class Observation:
     """Some work and the milliseconds that it took."""
 
-    label: str
-    """The size of the model."""
     work: Work
     milliseconds: float
 
@@ -49,14 +47,11 @@ def observations(tables: Mapping[str, DataFrame]) -> Iterator[Observation]:
     """Whole steps, and parts alone."""
     steps = measured_steps(tables).dropna(subset=["time"])
     for _, row in steps[steps["experiment"] != HELD_BACK].iterrows():
-        rates = rates_of(row["gpu"])
-        assert rates is not None
-        yield Observation(row["label"], step_work(row["setting"], rates), row["time"])
+        yield Observation(step_work(row["setting"], rates_of(listed(row["gpu"]))), row["time"])
     parts = select(tables["training_ladder"], metric="floor", status="ok")
     for _, row in parts[parts["work"].isin(PARTS)].iterrows():
-        rates = rates_of(row["gpu"])
-        assert rates is not None
-        yield Observation(row["label"], part_work(row["work"], TOP.setting(row), rates), row["median"])
+        work = part_work(row["work"], TOP.setting(row), rates_of(listed(row["gpu"])))
+        yield Observation(work, row["median"])
 
 
 def fit(observed: list[Observation]) -> dict[str, float]:
@@ -98,16 +93,13 @@ def at_least_zero(matrix: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
 
 def facts(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """Contents of the file that `cs336_systems.fit.recorded` reads."""
-    observed = list(observations(tables))
     gpu = measured_gpu(tables)
     memory = int(max(table["gpu_memory"].max() for table in tables.values() if len(table)))
-    content: dict[str, Any] = {"gpu": gpu, "memory": memory, "weights": rounded(fit(observed))}
+    content: dict[str, Any] = {"gpu": gpu, "memory": memory, "weights": rounded(fit(list(observations(tables))))}
     content["launch_seconds"] = launch_seconds(tables["end_to_end"])
-    content |= {"memory_errors": {}, "time_errors": {}, "held_out": {}}
-    predicted = predictions(tables, read(content))
-    content |= errors_of(predicted)
+    content |= {"memory_errors": {}, "time_errors": {}}
+    content |= errors_of(predictions(tables, read(content)))
     content["others"] = [of_other(load_recorded(folder), read(content)) for folder in OTHERS]
-    content["held_out"] = dict(held_out(observed, judged(predicted, "time"), read(content)))
     return content
 
 
@@ -131,17 +123,6 @@ def launch_seconds(end_to_end: DataFrame) -> float:
     steps = step_table(end_to_end)
     paced = steps[steps["host_bound"].astype(bool) & (steps["launches"] > 0)]
     return float(f"{(paced['step'] / paced['launches']).median() / 1e3:.2g}")
-
-
-def held_out(observed: list[Observation], steps: DataFrame, known: Recorded) -> Iterator[tuple[str, dict[str, float]]]:
-    """The errors of each size's steps, with weights fitted only to the other sizes."""
-    for label, rows in steps.groupby("label"):
-        weights = fit([each for each in observed if each.label != label])
-        rates = rates_of(known.gpu)
-        assert rates is not None
-        settings: list[Setting] = list(rows["setting"])
-        times = [1e3 * weighted(step_work(setting, rates), weights) for setting in settings]
-        yield str(label), rounded(summary(numpy.array(times) / rows["time"] - 1))
 
 
 def rounded(values: Mapping[str, float]) -> dict[str, float]:

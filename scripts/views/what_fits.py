@@ -21,6 +21,7 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.experiments.training_ladder import FIRST
 from cs336_systems.fit.gpus import rates_of
 from cs336_systems.fit.recorded import Recorded, kind, recorded
+from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.record.rows import parameters
 from scripts.views.cells import in_words
 from scripts.views.data import select
@@ -56,7 +57,7 @@ def predictions(tables: Mapping[str, DataFrame], known: Recorded | None = None) 
         for setting, measured in zip(steps["setting"], steps["memory"], strict=True)
     ]
     steps["time_predicted"] = [
-        nan if (rates := rates_of(gpu)) is None else 1e3 * step_seconds(setting, rates, known.weights)
+        1e3 * step_seconds(setting, rates_of(model), known.weights) if (model := gpu_of(gpu)) else nan
         for setting, gpu in zip(steps["setting"], steps["gpu"], strict=True)
     ]
     for what in ("memory", "time"):
