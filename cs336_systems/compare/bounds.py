@@ -4,9 +4,7 @@ Only instruments and closed forms decide: the device's busy time in a step, the 
 the categories of its kernels, and its FLOPs per byte against the GPU's peaks.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from cs336_systems.accounting.attention import flash_flops
@@ -49,23 +47,12 @@ CARD_BOUND: Mapping[str, Bound] = {
     "all_reduce": "communication",
 }
 """By the card's instruments."""
-STAGES_OF: Mapping[str, tuple[str, ...]] = {
-    "forward": ("forward", "loss"),
-    "backward": ("backward",),
-    "step": ("forward", "loss", "backward", "optimizer"),
-}
-"""The stages of a profile that a metric times."""
-PROGRAM = ("size", "context", "batch_size", "vocab_size", "precision", "compiled", "attention", "model")
-Profiles = Mapping[tuple[Any, ...], Bound]
 ON_DEVICE = ("kernel", "graph", "handout", "floor", "copy_speed", "matmul_rate")
 """Metrics of pure device time."""
 
 
-def bound(cell: Cell, row: Row, profiles: Profiles = MappingProxyType({})) -> Bound:
-    """The resource that bounds a row's time; unknown if no instrument shows it, and on a CPU.
-
-    `profiles` are the run's, from `profiles_of`.
-    """
+def bound(cell: Cell, row: Row) -> Bound:
+    """The resource that bounds a row's time; unknown if no instrument shows it, and on a CPU."""
     if not row.gpu:
         return "unknown"
     if cell.experiment is Card and device_bound(cell, row):
@@ -83,31 +70,7 @@ def bound(cell: Cell, row: Row, profiles: Profiles = MappingProxyType({})) -> Bo
     if cell.experiment in (Flash, Attention):
         return attention_bound(row)
     share = utilization(row)
-    if share is not None and share > WELL_USED:
-        return "matmul"
-    return profiles.get((*program(row), "step" if row.metric == "device_busy" else row.metric), "unknown")
-
-
-def profiles_of(cells: Iterable[Cell]) -> Profiles:
-    """The bound of each pass of a step that `kernel_profile` has profiled: the kernels that take the most time."""
-    bounds: dict[tuple[Any, ...], Bound] = {}
-    for cell in cells:
-        kernels = [row for row in cell.rows if row.metric == "kernel" and row.status == "ok"]
-        if not kernels or getattr(kernels[0], "mode", "") != "train_step":
-            continue
-        for metric, stages in STAGES_OF.items():
-            spent: dict[Bound, float] = defaultdict(float)
-            for row in kernels:
-                if getattr(row, "stage", "") in stages:
-                    spent[CATEGORY_BOUND.get(getattr(row, "category", ""), "unknown")] += (row.mean or 0.0) * row.n
-            if spent:
-                bounds[*program(kernels[0]), metric] = max(spent, key=lambda kind: spent[kind])
-    return bounds
-
-
-def program(row: Any) -> tuple[Any, ...]:
-    """The columns that identify a training step's program, independent of the experiment."""
-    return tuple(getattr(row, name, None) for name in PROGRAM)
+    return "matmul" if share is not None and share > WELL_USED else "unknown"
 
 
 def device_bound(cell: Cell, row: Row) -> bool | None:

@@ -4,14 +4,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cs336_systems.compare.bounds import Bound, Profiles, bound, device_bound, profiles_of
+from cs336_systems.compare.bounds import Bound, bound, device_bound
 from cs336_systems.compare.cells import Cell, cells_of, top_clock
 from cs336_systems.compare.cost import Cost, cost
 from cs336_systems.compare.results import Results
-from cs336_systems.compare.run_to_run import run_to_run
 from cs336_systems.compare.samples import Samples
 from cs336_systems.compare.speed import SLOWER, UNDECIDED, Verdict
-from cs336_systems.compare.statistics import MARGIN, Difference, RunToRun, decide, difference, widening
+from cs336_systems.compare.statistics import MARGIN, Difference, RunToRun, decide, difference, run_to_run, widening
 from cs336_systems.record.validation import Row
 
 STATED = ("gpu", "cpu", "driver", "cuda", "cudnn", "torch", "triton", "flash_attn", "python", "git_commit")
@@ -114,8 +113,7 @@ def compare(
     tops = top_clock(cells_a.values()), top_clock(cells_b.values())
     on_gpu = bool(a.rows[0].gpu)
     model = run_to_run("gpu" if on_gpu else "cpu")
-    profiles = profiles_of(cells_a.values()), profiles_of(cells_b.values())
-    rough = [compared(*pair, tops, profiles, model) for pair in pairs]
+    rough = [compared(*pair, tops, model) for pair in pairs]
     same = [cell.difference for cell, pair in zip(rough, pairs, strict=True) if cell.comparable and unchanged(*pair)]
     widened = factor(same, on_gpu=on_gpu)
     cells = decided(rough, widened, margin)
@@ -211,11 +209,10 @@ def compared(
     b: Cell,
     row_b: Row,
     tops: tuple[float | None, float | None],
-    profiles: tuple[Profiles, Profiles],
     model: RunToRun,
 ) -> Compared:
     """A time of a cell in both runs, with the reason why it gets no verdict, if there is one."""
-    bounds = bound(a, row_a, profiles[0]), bound(b, row_b, profiles[1])
+    bounds = bound(a, row_a), bound(b, row_b)
     paced = [device_bound(cell, row) for cell, row in ((a, row_a), (b, row_b)) if row.gpu]
     reason = HOST_SETS_PACE if False in paced else NOT_KNOWN if None in paced else ""
     if not reason and "communication" in bounds:

@@ -1,7 +1,6 @@
 """The rows of one result folder: located by path or label, read and validated."""
 
 import contextlib
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 from cs336_systems.experiments.registry import KINDS, ON_REQUEST
 from cs336_systems.measure.gpus import full_name
 from cs336_systems.record.machine import machine_label
-from cs336_systems.record.rows import digest_path, read_jobs
+from cs336_systems.record.rows import read_jobs
 from cs336_systems.record.validation import Row
 
 PARENTS = ("results", "recorded")
@@ -42,7 +41,7 @@ def read_results(name: str) -> Results:
     raw, csvs = find(name)
     by_experiment: dict[str, list[Path]] = {}
     for path in csvs:
-        by_experiment.setdefault(experiment_of(path), []).append(path)
+        by_experiment.setdefault(path.parent.name, []).append(path)
     rows = tuple(row for kind, paths in by_experiment.items() for row in read_jobs(KINDS[kind], last_run(kind, paths)))
     if not rows:
         raise ValueError(f"{name}: its CSV files have no rows; allowed: at least one, which `snakemake` measures")
@@ -80,33 +79,14 @@ def find(name: str) -> tuple[Path, Sequence[Path]]:
         )
     csvs = raw_csvs(folders[0])
     if not csvs:
-        raise ValueError(
-            f"{folders[0]} has no results; allowed: a folder with raw/EXPERIMENT/JOB.csv, or with such CSV files"
-        )
-    return csvs[0].parent.parent if csvs[0].parent.name in KINDS else csvs[0].parent, csvs
+        raise ValueError(f"{folders[0]} has no results; allowed: a folder with raw/EXPERIMENT/JOB.csv")
+    return csvs[0].parent.parent, csvs
 
 
 def raw_csvs(folder: Path) -> list[Path]:
-    """The CSV files of jobs below a folder, or in its `raw`: by experiment, or side by side with digests."""
-    for base in (folder / "raw", folder):
-        by_experiment = [path for path in sorted(base.glob("*/*.csv")) if path.parent.name in KINDS]
-        side_by_side = [path for path in sorted(base.glob("*.csv")) if digest_path(path).exists()]
-        if csvs := by_experiment or side_by_side:
-            return csvs
-    return []
-
-
-def experiment_of(path: Path) -> str:
-    """The experiment of a job's CSV file: its folder's name, or the one in its first row.
-
-    Raises:
-        ValueError: no such experiment exists.
-    """
-    if path.parent.name in KINDS:
-        return path.parent.name
-    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-        first = next(csv.DictReader(file), {})
-    name = first.get("experiment")
-    if not isinstance(name, str) or name not in KINDS:
-        raise ValueError(f"{path}: experiment is {name!r}; allowed: {', '.join(KINDS)}")
-    return name
+    """The CSV files of jobs, EXPERIMENT/JOB.csv, in a folder's `raw`, or else in the folder itself."""
+    of_raw, own = (
+        [path for path in sorted(base.glob("*/*.csv")) if path.parent.name in KINDS]
+        for base in (folder / "raw", folder)
+    )
+    return of_raw or own

@@ -17,15 +17,21 @@ tenth of 500 cells. If nothing has changed the two agree: the chance of any fals
 share its state, so their tests depend positively, which the procedure allows (Benjamini and Yekutieli 2001).
 """
 
+import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
 from statistics import NormalDist
+from typing import Literal
 
 import numpy
 
 from cs336_systems.compare.speed import Verdict, outcome
 
+FITTED = Path(__file__).with_name("run_to_run.json")
+"""Coefficients that `python -m scripts.calibration.run_to_run` fitted to pairs of unchanged runs."""
 LEVEL = 0.01
 """False discovery rate of verdicts."""
 MARGIN = 0.03
@@ -69,6 +75,13 @@ class RunToRun:
         """The spread of a cell's samples, shrunk towards the typical spread if there are few."""
         own = (time.n - 1) * time.spread**2
         return math.sqrt((own + PRIOR_SAMPLES * self.typical_spread**2) / (time.n - 1 + PRIOR_SAMPLES))
+
+
+@cache
+def run_to_run(device: Literal["gpu", "cpu"]) -> RunToRun:
+    """The fitted model of a kind of device."""
+    entry = json.loads(FITTED.read_text(encoding="utf-8"))[device]
+    return RunToRun(**{field.name: entry[field.name] for field in fields(RunToRun)})
 
 
 @dataclass(frozen=True)

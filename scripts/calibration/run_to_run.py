@@ -18,8 +18,7 @@ import numpy
 from numpy.typing import NDArray
 
 from cs336_systems.compare.results import read_results
-from cs336_systems.compare.run_to_run import FITTED
-from cs336_systems.compare.statistics import NORMAL, RunToRun, Time
+from cs336_systems.compare.statistics import FITTED, NORMAL, RunToRun, Time
 from scripts.calibration.pairs import Pair, from_history, pairs_of
 
 TAIL = (0.8, 0.9, 0.95, 0.99, 0.995)

@@ -5,7 +5,6 @@ import random
 
 import pytest
 
-from cs336_systems.compare.bounds import bound, profiles_of
 from cs336_systems.compare.cells import cells_of, compared_metrics
 from cs336_systems.compare.comparison import HOST_SETS_PACE, NOT_CALIBRATED, compare
 from cs336_systems.compare.cost import cost
@@ -92,22 +91,6 @@ def test_the_bound_is_told_by_instruments(recorded, tmp_path):
     assert cells[f"{ladder}no_graph: step"].bound == "host"
 
 
-def test_a_profile_tells_what_bounds_a_step(tmp_path):
-    """Of two steps of which utilization tells nothing, by the kernels of the same program."""
-    cells = cells_of(results(tmp_path, ["end_to_end/eager-small", "kernel_profile/eager-small"]).rows)
-    profiles = profiles_of(cells.values())
-    busy = [
-        (cell, row)
-        for cell in cells.values()
-        for row in cell.compared()
-        if row.metric == "device_busy" and "train_step" in row.mode
-    ]
-    bounds = {(row.precision, row.context): bound(cell, row, profiles) for cell, row in busy}
-    assert bounds["bf16", 1024] == "memory"  # Scores, their mask and softmax.
-    assert bounds["fp32", 128] == "matmul"
-    assert "unknown" in {bound(cell, row) for cell, row in busy}
-
-
 def test_only_collectives_between_gpus_are_bound_by_communication(tmp_path):
     """Those of Gloo run on the host, next to whichever GPU."""
     jobs = ("all_reduce/all-gloo-2_processes", "all_reduce/all-nccl-2_processes")
@@ -174,16 +157,6 @@ def test_times_of_each_experiment_are_compared():
     assert {name for name, kind in KINDS.items() if not compared_metrics(kind)} == without
     for kind in KINDS.values():
         assert compared_metrics(kind) <= set(kind.metrics)
-
-
-def test_intervals_are_symmetric(recorded, tmp_path):
-    """B against A tells the reverse of A against B."""
-    other = results(tmp_path, JOBS[:1], lambda row: scaled(row, 1.1) if row.metric == "backward" else row)
-    there, back = compare(recorded, other), compare(other, recorded)
-    for one, reverse in zip(there.cells, back.cells, strict=False):
-        assert one.name == reverse.name
-        assert math.log(one.difference.ratio) == pytest.approx(-math.log(reverse.difference.ratio))
-    assert there.count(SLOWER) == back.count(FASTER) > 0
 
 
 def test_of_several_runs_of_the_card_the_last_is_compared():

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cs336_systems.compare.results import read_results
-from cs336_systems.compare.run_to_run import FITTED, run_to_run
+from cs336_systems.compare.statistics import FITTED, run_to_run
 from scripts.calibration.pairs import from_history, pairs_of
 from scripts.calibration.run_to_run import fit
 from scripts.docs.compare_evidence import evidence, held_out, of_launches
