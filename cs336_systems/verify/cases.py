@@ -7,7 +7,7 @@ ranks that start with equal weights. Cases beyond it occur in practice.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
@@ -21,6 +21,7 @@ from cs336_systems.verify.worker import momentum, parts, train_with
 
 Given = list[dict[str, Tensor]]
 """Tensors by name for each rank."""
+Requirement = Literal["handout", "beyond"]
 Outcome = Literal["passed", "failed", "unsupported", "cannot run here", "crashed", "timed out"]
 Finding = tuple[Outcome, str]
 RIGHT: Finding = ("passed", "")
@@ -37,7 +38,7 @@ class Case:
     """One case of a family."""
 
     family: str
-    requirement: Literal["handout", "beyond"]
+    requirement: Requirement
     words: str
     """Its name on pages and terminals."""
     ranks: int = 1
@@ -57,7 +58,7 @@ MASKS = {False: "all keys", True: "causal"}
 
 
 def attention_case(
-    requirement: Literal["handout", "beyond"],
+    requirement: Requirement,
     words: str,
     shape: tuple[int, int, int],
     causal: bool,
@@ -256,12 +257,12 @@ def check_data_parallel(case: Case, given: Given, answers: list[Answer]) -> Find
 
 def training_case(
     family: str,
-    requirement: Literal["handout", "beyond"],
+    requirement: Requirement,
     words: str,
     model: str,
     ranks: int,
-    check: Callable[[Case, Given, list[Answer]], Finding],
     *,
+    check: Callable[[Case, Given, list[Answer]], Finding],
     alike: bool = False,
     **header: Any,
 ) -> Case:
@@ -279,19 +280,14 @@ def training_case(
 
 def data_parallel_cases() -> Iterator[Case]:
     """Cases of data-parallel wrappers, whose ranks start with different weights."""
-
-    def case(requirement: Literal["handout", "beyond"], words: str, model: str, ranks: int, bucket_mb: float) -> Case:
-        return training_case(
-            "data_parallel", requirement, words, model, ranks, check_data_parallel, bucket_mb=bucket_mb
-        )
-
+    case = partial(training_case, "data_parallel", check=check_data_parallel)
     sizes = {100: "one bucket", 0.0004: "many buckets"}
     for bucket_mb, what in sizes.items():
         for model, words in (("plain", "a model with a frozen parameter"), ("tied", "tied weights")):
-            yield case("handout", f"{words}, {what}", model, 2, bucket_mb)
+            yield case("handout", f"{words}, {what}", model, 2, bucket_mb=bucket_mb)
         for model, words in (("odd", "unused parameters and odd sizes"), ("checkpointed", "checkpointed blocks")):
             for ranks in (2, 4):
-                yield case("beyond", f"{words}, {what}", model, ranks, bucket_mb)
+                yield case("beyond", f"{words}, {what}", model, ranks, bucket_mb=bucket_mb)
 
 
 def check_fsdp(case: Case, given: Given, answers: list[Answer]) -> Finding:
@@ -318,11 +314,7 @@ def check_fsdp(case: Case, given: Given, answers: list[Answer]) -> Finding:
 
 def fsdp_cases() -> Iterator[Case]:
     """Cases of FSDP: ranks start with equal weights, as in the handout's tests, except in one case beyond it."""
-
-    def case(requirement: Literal["handout", "beyond"], words: str, model: str, ranks: int, **options: Any) -> Case:
-        settings = {"alike": True, "compute_dtype": "", "shared": False, **options}
-        return training_case("fsdp", requirement, words, model, ranks, check_fsdp, **settings)
-
+    case = partial(training_case, "fsdp", check=check_fsdp, alike=True, compute_dtype="", shared=False)
     yield case("handout", "weights and each rank's share of them", "normed", 2, shared=True)
     yield case("handout", "compute_dtype bf16 with fp32 weights", "normed", 2, compute_dtype="bfloat16")
     yield case("beyond", "a frozen parameter", "plain", 2)
@@ -396,7 +388,7 @@ def sharded_optimizer_cases() -> Iterator[Case]:
     """Cases of sharded optimizers."""
 
     def case(
-        requirement: Literal["handout", "beyond"],
+        requirement: Requirement,
         words: str,
         shapes: Mapping[str, tuple[int, ...]],
         ranks: int,

@@ -26,6 +26,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
 import safetensors.torch
 import torch
 import torch.distributed as dist
@@ -318,24 +319,14 @@ def rank_process(end: int, launch: Header, rank: int, log: int) -> NoReturn:
 # --- the process that forks -------------------------------------------------------------------------------------------
 
 
-def descendants() -> list[int]:
-    """Process ids of this process's children, including inherited orphans."""
-    pids = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[1]) == os.getpid() and fields[0] != "Z":
-                pids.append(int(stat.parent.name))
-    return pids
-
-
 def end_all(pids: Sequence[int], gone: Sequence[int]) -> list[int | None]:
     """Kill the ranks and all their child processes in any session; return how ranks ended that were already gone."""
     ends: dict[int, int] = {}
+    this = psutil.Process()
     for attempt in range(200):  # orphans of a killed process become children of this one
         reap(ends)
         waited = all(pids[rank] in ends for rank in gone) or attempt > 50
-        alive = {*descendants(), *(set(pids) - set(ends))}
+        alive = {*(child.pid for child in this.children()), *(set(pids) - set(ends))}
         if not alive:
             break
         for pid in alive if waited else ():
