@@ -1,7 +1,6 @@
 """Digests of code with everything it imports: of scripts, tests, and a user's implementations and models."""
 
 import ast
-import contextlib
 import hashlib
 import importlib.util
 import sys
@@ -17,8 +16,8 @@ DIGEST_CHARACTERS = 12
 def source_digest(*modules: str) -> str:
     """Digest modules and everything they import from their own top-level packages and this one.
 
-    Comments, docstrings, layout, `__version__` and `if __name__ == "__main__"` blocks do not affect the digest. In a
-    package that loads its names on first use, only the modules of imported names count.
+    Comments, docstrings, layout, `__version__` and `if __name__ == "__main__"` blocks do not affect the digest. Imports
+    for type checkers count like others: they name the modules of a package that loads its names on first use.
 
     Args:
         modules: dotted names, resolved on `sys.path` without being imported.
@@ -71,8 +70,6 @@ def _find_sources(
         if path is not None:
             sources[module], imported = parse(module, path, path.stat().st_mtime_ns)
             pending += [*imported, module.rpartition(".")[0]]
-        elif origin := _source_of_name(module, folders):
-            pending.append(origin)
         elif module in modules:
             raise ValueError(f"no source file found for module {module!r}")
     return sources
@@ -97,26 +94,13 @@ def _find(module: str, folders: tuple[str, ...]) -> Path | None:
     return next(filter(Path.is_file, candidates), None)
 
 
-def _source_of_name(name: str, folders: tuple[str, ...]) -> str:
-    """Find the module of a name that a package loads on first use, from its imports for type checkers; or nothing."""
-    package, _, wanted = name.rpartition(".")
-    path = _find(package, folders)
-    if path is None or path.name != "__init__.py":
-        return ""
-    with contextlib.suppress(SyntaxError, ValueError):  # Whether it is Python is checked where it is imported itself.
-        for statement in filter(_is_for_type_checkers, ast.parse(path.read_text(encoding="utf-8")).body):
-            for node in ast.walk(statement):
-                if isinstance(node, ast.ImportFrom) and wanted in [alias.asname or alias.name for alias in node.names]:
-                    return importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-    return ""
-
-
 @cache  # Each run requests most files a hundred times.
 def _parse(module: str, path: Path, mtime_ns: int) -> tuple[str, list[str]]:
     """A module's normalized source, and every module it may import (`from a import b` may mean a.b)."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     try:
-        tree = _tree(path)
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree.body = [statement for statement in tree.body if not does_not_count(statement)]
         imported = [name for statement in _statements(tree) for name in _imported(statement, package)]
     except (SyntaxError, ValueError, ImportError) as error:
         raise ValueError(f"{path}: {error}") from None
@@ -129,16 +113,6 @@ def _parse_or_read(module: str, path: Path, mtime_ns: int) -> tuple[str, list[st
         return _parse(module, path, mtime_ns)
     except ValueError:
         return path.read_bytes().hex(), []
-
-
-def _tree(path: Path) -> ast.Module:
-    """Parse a file, without statements that do not count; for a module that loads names on first use, only its
-    docstring.
-    """
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    docstring_only = _loads_on_first_use(tree)
-    tree.body = tree.body[:1] if docstring_only else [x for x in tree.body if not does_not_count(x)]
-    return tree
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
@@ -177,24 +151,7 @@ def is_bare_string(node: object) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
-def _loads_on_first_use(tree: ast.Module) -> bool:
-    """Whether a module loads its names on first use (PEP 562)."""
-    return any(isinstance(statement, ast.FunctionDef) and statement.name == "__getattr__" for statement in tree.body)
-
-
 def does_not_count(statement: ast.stmt) -> bool:
-    """Whether a statement is a version, an import for type checkers, or a main block."""
+    """Whether a statement is a version, or a main block, whose command line and printing change no result."""
     version = isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__version__"
-    return version or _is_for_type_checkers(statement) or _is_main_block(statement)
-
-
-def _is_for_type_checkers(statement: ast.stmt) -> bool:
-    """Whether a statement is only for type checkers, and never executed."""
-    return isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING"
-
-
-def _is_main_block(statement: ast.stmt) -> bool:
-    """Whether a statement is a main block, whose command line and printing change no result."""
-    if not isinstance(statement, ast.If) or not isinstance(statement.test, ast.Compare):
-        return False
-    return isinstance(statement.test.left, ast.Name) and statement.test.left.id == "__name__"
+    return version or (isinstance(statement, ast.If) and ast.unparse(statement.test).startswith("__name__ == "))

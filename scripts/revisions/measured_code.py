@@ -133,7 +133,7 @@ def read_module(name: str) -> Module:
         raise ValueError(f"there is no module {name!r}")
     module = Module(name, name if path.name == "__init__.py" else name.rpartition(".")[0], {}, [], {})
     for statement in ast.parse(path.read_text(encoding="utf-8")).body:
-        if is_bare_string(statement) or does_not_count(statement):
+        if is_bare_string(statement) or does_not_count(statement) or _is_for_type_checkers(statement):
             continue
         if isinstance(statement, ast.FunctionDef | ast.ClassDef):
             names = [statement.name]
@@ -146,6 +146,10 @@ def read_module(name: str) -> Module:
         if not names and not isinstance(statement, IMPORTS):
             module.effects.append(statement)
     return module
+
+
+def _is_for_type_checkers(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING"
 
 
 def _found(module: Module, name: str) -> Iterator[ast.stmt]:
