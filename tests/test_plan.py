@@ -16,7 +16,7 @@ from cs336_systems.config import Config, as_in_a_file
 from cs336_systems.experiments.base import Experiment, Positive, field_docs
 from cs336_systems.experiments.registry import EXPERIMENTS, KINDS
 from cs336_systems.plan import make_plan, plan_to_json, read_plan
-from cs336_systems.run.progress import read_walls, wall_key
+from cs336_systems.run.taken import key_of, read_taken
 from cs336_systems.sizes import parse_size
 from tests.samples import ROOT, config, mistakes
 
@@ -171,7 +171,7 @@ def test_quick_measures_for_17_minutes_on_an_h200():
     An experiment that no H200 has measured yet does not count.
     """
     raw = ROOT / "recorded/nvidia-h200/raw"
-    walls = read_walls([raw])
+    walls = {key: cell.wall for key, cell in read_taken([raw]).items()}
     plan = make_plan(config(machine="1 x NVIDIA H200", scale="quick"))
     expected = 0.0
     recorded = {key[0] for key in walls}
@@ -180,7 +180,7 @@ def test_quick_measures_for_17_minutes_on_an_h200():
         expected += mean(float(next(csv.DictReader(lines))["startup_seconds"]) for lines in files)
         # A cell that was not recorded counts as the slowest of its experiment.
         slowest = max(wall for key, wall in walls.items() if key[0] == job.experiment)
-        expected += sum(walls.get(wall_key(cell), slowest) for cell in job.cells)
+        expected += sum(walls.get(key_of(cell), slowest) for cell in job.cells)
     assert 300 < expected < 17 * 60
 
 

@@ -4,19 +4,15 @@ Memory comes from the closed forms or, without one, from the same cell on the re
 GPU's, with the timed part scaled by the ratio of the two GPUs' rates. No torch here.
 """
 
-import csv
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cs336_systems.accounting.step_time import step_seconds
-from cs336_systems.accounting.units import MIB
 from cs336_systems.config import CPU
 from cs336_systems.experiments.base import Experiment
-from cs336_systems.experiments.metrics import SECONDS, timed
-from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.fit.gpus import gpu_of_label, memory_of, rates_of
 from cs336_systems.fit.planned import least_memory
 from cs336_systems.fit.recorded import recorded
@@ -24,32 +20,17 @@ from cs336_systems.fit.verdict import CONTEXT, GAPS, outcome
 from cs336_systems.grids import BACKEND, Job, device_of
 from cs336_systems.measure.gpus import Gpu, listed
 from cs336_systems.plan import REFERENCE, Plan
-from cs336_systems.record.measurement import WALL
-from cs336_systems.record.rows import parameters
-from cs336_systems.run.progress import wall_key
+from cs336_systems.run.taken import Taken, key_of, read_taken
 from cs336_systems.sizes import size_name
 
 GB = 1e9
 ROWS = Path("recorded", REFERENCE, "raw")
-PEAK = "peak_memory"
 FITS, PARTLY, TOO_LARGE, UNKNOWN, MORE_GPUS = "fit", "partly", "too large", "?", "more GPUs"
 OUTCOMES = (FITS, PARTLY, TOO_LARGE, UNKNOWN, MORE_GPUS)
 HEADER = ("experiment", *OUTCOMES, "minutes", "which are too large")
 LEGEND = """fit, partly and ? run. partly: within the closed form's error, or only some of the contenders or rungs fit.
 ?: no closed form, and no peak was recorded. minutes: of the cells that run, from the recorded H200's times and both
 data sheets; they may be off by a factor of two. ≥: some cells were never timed."""
-
-
-@dataclass(kw_only=True)
-class Taken:
-    """Time and memory of a cell on the recorded GPU."""
-
-    wall: float = 0.0
-    """Seconds; 0 if it is not recorded."""
-    timed: list[tuple[int, float]] = field(default_factory=list)
-    """The number of samples and the mean, in seconds, of each metric that took separate time."""
-    peak: float = 0.0
-    """Bytes; 0 if they were not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,13 +96,13 @@ def _size(cell: Any) -> str:
 
 def expected(plan: Plan, gpu: Gpu, jobs: Iterable[Job]) -> Iterator[Expected]:
     """Forecast each cell of some jobs of one experiment."""
-    taken: Mapping[tuple[str, ...], Taken] | None = None
+    jobs = list(jobs)
+    taken = read_taken([ROWS], {job.experiment for job in jobs})
     for job in jobs:
-        taken = read_taken(job.experiment) if taken is None else taken
         too_few = bool(plan.obstacle(job)) and not plan.too_large(job)
         on_gpus = device_of(job.cells[0], plan.device) != CPU
         for cell in job.cells:
-            known = taken.get(wall_key(cell), Taken())
+            known = taken.get(key_of(cell), Taken())
             memory, needed = memory_outcome(cell, gpu, known) if on_gpus else (FITS, 0.0)
             if too_few or memory == TOO_LARGE:
                 yield Expected(cell=cell, outcome=MORE_GPUS if too_few else TOO_LARGE, needed=needed)
@@ -170,29 +151,6 @@ def slower(cell: Any, gpu: Gpu) -> float:
     bf16 = getattr(cell, "precision", "bf16") == "bf16"
     flops = there.bf16 / here.bf16 if bf16 else there.fp32 / here.fp32
     return max(flops, there.bandwidth / here.bandwidth)
-
-
-def read_taken(experiment: str, rows: Path = ROWS) -> dict[tuple[str, ...], Taken]:
-    """Read time and memory of the recorded cells, by experiment and parameters as text."""
-    kind = EXPERIMENTS[experiment]
-    older = {key: str(value) for key, value in kind.added_later.items()}
-    names, of_time = parameters(kind), set(timed(kind))
-    taken_by_cell: dict[tuple[str, ...], Taken] = {}
-    for path in sorted((rows / experiment).glob("*.csv")):
-        with path.open(newline="", encoding="utf-8") as file:
-            for line in csv.DictReader(file):
-                if line["status"] != "ok" or line["metric"] not in (WALL, PEAK, *of_time):
-                    continue
-                values = older | line
-                taken = taken_by_cell.setdefault((experiment, *(values[name] for name in names)), Taken())
-                mean = float(line["mean"])
-                if line["metric"] == WALL:
-                    taken.wall = mean
-                elif line["metric"] == PEAK:
-                    taken.peak = max(taken.peak, mean * MIB)
-                else:
-                    taken.timed.append((int(line["n"]), mean * SECONDS[line["unit"]]))
-    return taken_by_cell
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

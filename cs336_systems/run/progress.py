@@ -5,24 +5,20 @@ jobs, follows these logs and reports its progress on the terminal and in `progre
 """
 
 import contextlib
-import csv
 import dataclasses
-import itertools
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
 from cs336_systems.config import CPU
 from cs336_systems.experiments.base import Experiment
-from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.grids import Job
 from cs336_systems.plan import Plan
-from cs336_systems.record.measurement import WALL
-from cs336_systems.record.rows import parameters
+from cs336_systems.run.taken import Key, Taken, key_of, read_taken
 
 INTERVAL_S = 0.5
 SAMPLES = Path("tests/samples/cpu/raw")
@@ -34,9 +30,6 @@ BEFOREHAND = 0.02
 AGAIN_S, WITHIN = 10.0, 1.5
 """Seconds after which the time left is reported again, if it differs from the reported one by more than this factor."""
 FINISHED = re.compile(r"^\[(?P<number>\d+)/\d+\] .*?: (?P<outcome>.*), (?P<seconds>[\d.]+) s$")
-
-Walls = dict[tuple[str, ...], float]
-"""Seconds per cell, by experiment and parameters as text; by experiment alone, the start of a job."""
 
 
 def describe(cell: Experiment, cells: Sequence[Experiment]) -> str:
@@ -86,7 +79,7 @@ class ProgressMonitor:
             return
         measured = [job for job in self._plan.all_jobs() if job not in self._pending and self._plan.csv(job).exists()]
         self._done_before = sum(len(job.cells) for job in measured)
-        self._expected = self._expect(read_walls(sources(self._plan, recorded)))
+        self._expected = self._expect(read_taken(sources(self._plan, recorded)))
         self._rest = OTHER_S * others
         self._began = self._clock()
         self._older = {job.path: self._written(job) for job in self._pending}
@@ -193,16 +186,17 @@ class ProgressMonitor:
         job, finished = self._running
         return sum(self._expected[job.path][1 + finished : 2 + finished])
 
-    def _expect(self, walls: Walls) -> dict[str, list[float]]:
+    def _expect(self, taken: Mapping[Key, Taken]) -> dict[str, list[float]]:
         """Seconds of each job's start and of its cells; unknown cells count as the mean of the known ones."""
-        known = [walls[key] for job in self._pending for key in map(wall_key, job.cells) if key in walls]
+        walls = {key: cell.wall for key, cell in taken.items() if cell.wall}
+        known = [walls[key] for job in self._pending for key in map(key_of, job.cells) if key in walls]
         self._known = bool(known)
         mean = sum(known) / len(known) if known else 1.0
         forked = self._plan.machine == CPU
         return {
             job.path: [
                 FORKED_S if forked else walls.get((job.experiment,), 0.0),
-                *(walls.get(wall_key(cell), mean) for cell in job.cells),
+                *(walls.get(key_of(cell), mean) for cell in job.cells),
             ]
             for job in self._pending
         }
@@ -230,28 +224,3 @@ def sources(plan: Plan, recorded: Path) -> list[Path]:
         return [SAMPLES, own]
     others = (path for path in sorted(recorded.glob("*/raw")) if path.parent.name not in (CPU, plan.machine))
     return [*others, own]
-
-
-def read_walls(folders: Iterable[Path]) -> Walls:
-    """Read how long cells took on the machines of some folders of CSV files, later folders first.
-
-    An experiment's name alone is the key of its jobs' start-up time.
-    """
-    walls: Walls = {}
-    for raw, (name, experiment) in itertools.product(folders, EXPERIMENTS.items()):
-        older = {key: str(value) for key, value in experiment.added_later.items()}
-        for path in sorted((raw / name).glob("*.csv")):
-            # A faulty file is reported when the report is made; here it is only ignored.
-            unsound = contextlib.suppress(KeyError, TypeError, ValueError, csv.Error)
-            with unsound, path.open(newline="", encoding="utf-8") as file:
-                for row in csv.DictReader(file):
-                    if row["metric"] == WALL:
-                        values = older | row
-                        walls[(name, *(values[key] for key in parameters(experiment)))] = float(row["mean"])
-                        walls[(name,)] = float(row["startup_seconds"])
-    return walls
-
-
-def wall_key(cell: Experiment) -> tuple[str, ...]:
-    """The key of a cell in `Walls`."""
-    return (cell.name, *(str(getattr(cell, name)) for name in parameters(type(cell))))

@@ -14,16 +14,15 @@ from cs336_systems.run.forecast import (
     HEADER,
     MORE_GPUS,
     OUTCOMES,
+    ROWS,
     TOO_LARGE,
-    Taken,
     expected,
     forecast,
     memory_outcome,
-    read_taken,
     seconds_of,
     table,
 )
-from cs336_systems.run.progress import wall_key
+from cs336_systems.run.taken import Taken, key_of, read_taken
 from tests.samples import ROOT
 
 OTHER = Path("recorded", "nvidia-h100-80gb-hbm3", "raw")
@@ -43,19 +42,19 @@ def rows_of(machine, experiments=tuple(EXPERIMENTS)):
 def test_on_the_recorded_gpu_times_are_those_recorded():
     plan = plan_for("H200")
     jobs = list(plan.jobs["attention"].values())
-    recorded = read_taken("attention")
+    recorded = read_taken([ROWS])
     seconds = [each.seconds for each in expected(plan, gpu_of_label(plan.machine), jobs)]
-    assert seconds == [pytest.approx(recorded[wall_key(cell)].wall) for job in jobs for cell in job.cells]
+    assert seconds == [pytest.approx(recorded[key_of(cell)].wall) for job in jobs for cell in job.cells]
 
 
 def test_another_recorded_gpu_took_about_as_long_as_expected_and_held_what_fits():
     plan = plan_for("H100 80GB HBM3")
     gpu = gpu_of_label(plan.machine)
     guessed = took = 0.0
-    for name, jobs in plan.jobs.items():
-        there, here = read_taken(name), read_taken(name, OTHER)
+    there, here = read_taken([ROWS]), read_taken([OTHER])
+    for jobs in plan.jobs.values():
         for cell in (cell for job in jobs.values() for cell in job.cells):
-            measured, known = here.get(wall_key(cell), Taken()), there.get(wall_key(cell), Taken())
+            measured, known = here.get(key_of(cell), Taken()), there.get(key_of(cell), Taken())
             if measured.peak:
                 assert memory_outcome(cell, gpu, known)[0] != TOO_LARGE, cell
             if measured.wall and known.wall and memory_outcome(cell, gpu, known)[0] == FITS:
