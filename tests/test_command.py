@@ -49,6 +49,14 @@ def test_what_there_is_not_gets_one_sentence(run, arguments, sentence):
     assert stderr.count("\n") == 1
 
 
+def test_a_module_of_an_experiment_is_no_command():
+    """As it was once, which would now end without a word."""
+    old = [sys.executable, "-m", "cs336_systems.benchmarks.accumulation", "--device", "cpu"]
+    ended = subprocess.run(old, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("cs336_systems.benchmarks.accumulation has no command line; allowed: python -m ")
+
+
 def test_a_report_needs_a_clone(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sentence = "cs336-systems: there is no Snakefile in this folder; allowed: a clone of cs336-systems\n"
