@@ -34,7 +34,6 @@ class Style:
     cross: bool = False
     dropout: float = 0.0
     qk_norm: bool = False
-    layer_scale: bool = False
     experts: int = 0
     latent: bool = False
 
@@ -128,8 +127,6 @@ class Block(nn.Module):
         self.feed_forward = Experts(width, style) if style.experts else FeedForward(width, style)
         if style.cross:
             self.cross, self.cross_norm = Attention(width, heads, style), style.norm(width)
-        if style.layer_scale:
-            self.scales = nn.ParameterList(torch.ones(width) for _ in range(2))
 
     def forward(self, x, memory=None):
         first, second, *others = self.norms
@@ -140,11 +137,11 @@ class Block(nn.Module):
             x = first(x + self.attention(x))
             return second(x + self.feed_forward(x))
         attended = self.attention(first(x))
-        x = x + (others[0](attended) if others else attended * self.scales[0] if self.style.layer_scale else attended)
+        x = x + (others[0](attended) if others else attended)
         if memory is not None and self.style.cross:
             x = x + self.cross(self.cross_norm(x), memory)
         hidden = self.feed_forward(second(x))
-        return x + (others[1](hidden) if others else hidden * self.scales[1] if self.style.layer_scale else hidden)
+        return x + (others[1](hidden) if others else hidden)
 
 
 class LanguageModel(nn.Module):
@@ -208,21 +205,6 @@ class Patches(nn.Module):
         return self.head(x.mean(1))
 
 
-class Whisper(nn.Module):
-    """Whisper's encoder: two convolutions in time, and blocks."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv1d(80, width, 3, padding=1), nn.Conv1d(width, width, 3, stride=2, padding=1)
-        self.blocks = nn.ModuleList(Block(width, 4, Style(causal=False)) for _ in range(3))
-
-    def forward(self, x):
-        x = functional.gelu(self.conv2(functional.gelu(self.conv1(x)))).transpose(1, 2)
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
 class Selective(nn.Module):
     """Mamba's block with a scan as a loop over chunks of cumulated decays."""
 
@@ -262,36 +244,6 @@ class Bottleneck(nn.Module):
         return functional.relu(x + y, inplace=True)
 
 
-class ConvNext(nn.Module):
-    """ConvNeXt's block."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.depthwise, self.norm = nn.Conv2d(width, width, 7, padding=3, groups=width), nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.scale = nn.Parameter(torch.ones(width))
-
-    def forward(self, x):
-        y = self.down(functional.gelu(self.up(self.norm(self.depthwise(x).permute(0, 2, 3, 1)))))
-        return x + (self.scale * y).permute(0, 3, 1, 2)
-
-
-class Modulated(nn.Module):
-    """DiT's block: norms shifted and scaled by a condition."""
-
-    def __init__(self, width):
-        super().__init__()
-        style = Style(causal=False)
-        self.norms = nn.ModuleList(nn.LayerNorm(width, elementwise_affine=False) for _ in range(2))
-        self.attention, self.feed_forward = Attention(width, 4, style), FeedForward(width, style)
-        self.modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
-
-    def forward(self, x):
-        shift, scale, gate, shift2, scale2, gate2 = self.modulation(x.mean(1, keepdim=True)).chunk(6, -1)
-        x = x + gate * self.attention(self.norms[0](x) * (1 + scale) + shift)
-        return x + gate2 * self.feed_forward(self.norms[1](x) * (1 + scale2) + shift2)
-
-
 class UNet(nn.Module):
     """A U-Net of two resolutions, with group norms."""
 
@@ -310,23 +262,13 @@ class UNet(nn.Module):
         return self.out(self.up(torch.cat((functional.interpolate(x, scale_factor=2.0), first), 1)))
 
 
-class Transposed(nn.Module):
-    def forward(self, x):
-        return x.transpose(1, 2)
-
-
-def tokens(width):
-    """Patches of an image as tokens."""
-    return nn.Sequential(nn.Conv2d(3, width, 8, 8), nn.Flatten(2), Transposed())
-
-
 def chain(stem, block, layers=3):
     """A stem and some blocks."""
     return nn.Sequential(stem, nn.Sequential(*(block() for _ in range(layers))))
 
 
 LLAMA = {"norm": nn.RMSNorm, "bias": False, "gated": True, "activation": "silu", "rotary": 1.0}
-IDS, IMAGES, SOUND = (4, 128), (4, 3, 64, 64), (4, 80, 256)
+IDS, IMAGES = (4, 128), (4, 3, 64, 64)
 
 
 def language(style, **options):
@@ -354,12 +296,8 @@ ARCHITECTURES = {
     "CLIP text": language(Style(activation="silu"), positions=True),
     "T5": (EncoderDecoder, IDS),
     "ViT": (lambda width: Patches(width, Style(causal=False)), IMAGES),
-    "CaiT": (lambda width: Patches(width, Style(causal=False, layer_scale=True)), IMAGES),
-    "DiT": (lambda width: chain(tokens(width), partial(Modulated, width)), IMAGES),
-    "Whisper": (Whisper, SOUND),
     "Mamba": (lambda width: chain(nn.Embedding(VOCABULARY, width), partial(Selective, width)), IDS),
     "ResNet": (lambda width: chain(nn.Conv2d(3, width, 7, 2, 3), partial(Bottleneck, width)), IMAGES),
-    "ConvNeXt": (lambda width: chain(nn.Conv2d(3, width, 4, 4), partial(ConvNext, width)), IMAGES),
     "U-Net": (UNet, IMAGES),
 }
-"""For each architecture a module of a width, and the shape of its input: token ids, images or sound."""
+"""For each architecture a module of a width, and the shape of its input: token ids or images."""
