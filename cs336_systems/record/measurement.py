@@ -4,7 +4,7 @@ import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 Status = Literal["ok", "oom", "skipped", "failed"]
 
@@ -29,9 +29,6 @@ SAMPLE_DIGITS = 5
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
     """One metric of one cell: either statistics of n samples, or a value that is not numeric."""
-
-    added_later: ClassVar[Mapping[str, Any]] = {"samples": ""}
-    """Columns that older files lack, and the value to assume there."""
 
     metric: str
     """Name of the metric."""

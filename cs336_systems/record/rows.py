@@ -36,9 +36,7 @@ BYTES_PER_DIGEST = 1
 class Provenance:
     """The columns that every row of a job shares."""
 
-    added_later: ClassVar[Mapping[str, Any]] = {"nodes": 1, "cores": 0} | dict.fromkeys(
-        ("links", "cudnn", "nccl", "torch_files", "flash_attn"), ""
-    )
+    added_later: ClassVar[Mapping[str, Any]] = {"nodes": 1, "cores": 0, "links": "", "nccl": "", "torch_files": ""}
     """Columns that older files lack, and the value to assume there."""
 
     gpu: str = ""
@@ -167,7 +165,7 @@ def read_jobs(experiment: type[Experiment], paths: Iterable[Path], machine: str 
     Raises:
         ValueError: a file without a digest, with a damaged one, or changed since it was written; a missing or unknown
             column, a line with too many or too few fields, or an impossible value, named with file, line, column and
-            value; a duplicate metric in a cell; rows from two GPU models, or from another machine.
+            value; a duplicate metric in a cell; rows from another machine.
     """
     rows: list[Row] = []
     seen: dict[tuple[Any, ...], str] = {}
@@ -183,7 +181,6 @@ def read_jobs(experiment: type[Experiment], paths: Iterable[Path], machine: str 
                 raise ValueError(f"{where}: metric is {row.metric!r}, which {seen[key]} already has for the same cell")
             seen[key] = where
             rows.append(row)
-    _check_one_gpu_model(rows, seen.values())
     return rows
 
 
@@ -217,15 +214,6 @@ def _check_digest(path: Path) -> None:
         raise ValueError(
             f"{path}: changed since it was written: its SHA-256 is {digest}, but {digest_file.name} has {written}"
         )
-
-
-def _check_one_gpu_model(rows: Sequence[Row], places: Iterable[str]) -> None:
-    first_with: dict[str, str] = {}
-    for row, place in zip(rows, places, strict=True):
-        first_with.setdefault(row.gpu, place)
-    if len(first_with) > 1:
-        models = " and ".join(f"{gpu or 'no GPU'} ({place})" for gpu, place in first_with.items())
-        raise ValueError(f"one table would hold rows from two GPU models: {models}; allowed: one model per folder")
 
 
 def _to_csv(path: Path, experiment: type[Experiment], rows: Sequence[Row]) -> bytes:
@@ -273,9 +261,7 @@ def _write(path: Path, content: bytes) -> None:
 def _read(experiment: type[Experiment], path: Path) -> Iterator[tuple[int, Row]]:
     """Read each row of a CSV with the line on which it ends."""
     model = row_model(experiment)
-    absent: dict[str, Any] = {}
-    for part in (experiment, Measurement, Provenance):
-        absent |= part.added_later
+    absent = {**experiment.added_later, **Provenance.added_later}
     # With or without the byte-order mark of spreadsheets.
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)

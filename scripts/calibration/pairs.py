@@ -17,7 +17,6 @@ from cs336_systems.compare.cells import Cell, Key, cells_of, top_clock
 from cs336_systems.compare.statistics import Time
 from cs336_systems.experiments.flash import contender_of
 from cs336_systems.experiments.registry import KINDS
-from cs336_systems.record.measurement import Measurement
 from cs336_systems.record.rows import Provenance, row_model
 from cs336_systems.record.validation import Row
 
@@ -62,7 +61,7 @@ def parsed(text: str) -> Iterator[Row]:
     """The rows of a CSV's text, typed."""
     for record in csv.DictReader(io.StringIO(text)):
         kind = KINDS[record["experiment"]]
-        later = {**kind.added_later, **Measurement.added_later, **Provenance.added_later}
+        later = {**kind.added_later, **Provenance.added_later}
         record.setdefault("revisions", record.get("source_digest", ""))  # the name of the column until November 2026
         known = {key: value for key, value in record.items() if value != "" and key in row_model(kind).model_fields}
         yield row_model(kind).model_validate({**later, **known})

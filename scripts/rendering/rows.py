@@ -14,7 +14,6 @@ from cs336_systems.experiments.base import Experiment, field_docs
 from cs336_systems.experiments.metrics import COMMON, metrics_of
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import Plan
-from cs336_systems.record.measurement import Measurement
 from cs336_systems.record.rows import Provenance, parameters, row_model
 
 
@@ -66,7 +65,7 @@ def described(plan: Plan, experiment: str, files: Mapping[str, Sequence[Path]]) 
 
 def read_rows(kind: type[Experiment], path: Path) -> Iterator[dict[str, str]]:
     """The rows of a CSV file as texts; an older file may lack columns that were added later."""
-    later = {**kind.added_later, **Measurement.added_later, **Provenance.added_later}
+    later = {**kind.added_later, **Provenance.added_later}
     with path.open(newline="", encoding="utf-8-sig") as file:
         for record in csv.DictReader(file):
             yield {name: text(value) for name, value in later.items()} | record

@@ -80,6 +80,12 @@ def test_damaged_files_are_refused(folders, capsys):
     assert error.count("\n") == 1
 
 
+def test_a_folder_of_two_gpu_models_is_refused(folders, capsys):
+    copy_of("flash/tiled", folders / "slow", lambda row: row.model_copy(update={"gpu": "NVIDIA L4"}))
+    assert main(["one", "slow"]) == 2
+    assert "slow: has rows of nvidia-h200 and nvidia-l4; allowed: one GPU model" in capsys.readouterr().err
+
+
 def test_a_gpus_name_will_do(folders, capsys):
     shutil.copytree(folders / "results/one", folders / "recorded/nvidia-h200")
     assert main(["rtx4090", "two"]) == 2

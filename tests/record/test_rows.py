@@ -333,26 +333,8 @@ def test_older_files_stand_for_the_value_that_a_later_parameter_had_then(tmp_pat
     assert row.cast is False
 
 
-def test_files_from_before_samples_were_kept_are_read(tmp_path):
-    path = tmp_path / "a.csv"
-    write_job(path, EndToEnd, ROWS[:1])
-    rewrite(path, {"samples": None})
-    (row,) = read_jobs(EndToEnd, [path])
-    assert (row.samples, row.mean) == ("", 2.25)
-
-
 def test_every_recorded_file_is_valid():
     for machine in sorted(Path(ROOT, "recorded").iterdir()):
         for name, experiment in EXPERIMENTS.items():
             rows = read_jobs(experiment, sorted((machine / "raw" / name).glob("*.csv")), machine=machine.name)
             assert rows or name not in {path.name for path in (machine / "raw").iterdir()}
-
-
-def test_two_gpu_models_are_refused(tmp_path):
-    for name, size, gpu in [("a", "nano", "NVIDIA H200"), ("b", "micro", "NVIDIA L4")]:
-        row = make_row(EndToEnd(size=size), summarize("build", "s", [1.0]), provenance(**H200 | {"gpu": gpu}))
-        write_job(tmp_path / f"{name}.csv", EndToEnd, [row])
-    with pytest.raises(
-        ValueError, match=r"two GPU models: NVIDIA H200 .*a.csv, line 2\) and NVIDIA L4 .*b.csv, line 2"
-    ):
-        read_jobs(EndToEnd, [tmp_path / "a.csv", tmp_path / "b.csv"])
