@@ -13,20 +13,6 @@ STATES = {"master weights": 1, "accumulated gradients": 1, "AdamW's two moments"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sharding:
-    """Bytes divided by the number of devices, and bytes that each device holds in full."""
-
-    sharded: float
-    whole: float
-
-    def least_devices(self, memory: float) -> int | None:
-        """The smallest number of devices with less than `memory` bytes in use on each; None if no number is enough."""
-        if self.whole >= memory:
-            return None
-        return math.floor(self.sharded / (memory - self.whole)) + 1
-
-
-@dataclass(frozen=True, kw_only=True)
 class LinearPairs:
     """Blocks of d_model → d_ff → d_model."""
 
@@ -59,9 +45,15 @@ class LinearPairs:
         """Bytes per token that the backward pass needs: each linear layer's input, for the gradient of its weight."""
         return self.narrow_bytes + self.wide_bytes
 
-    def sharding(self, *, sharded: float, whole: float) -> Sharding:
-        """Shard weights, gradients, moments and some bytes of activations; replicate the other bytes."""
-        return Sharding(sharded=self.state_bytes + sharded, whole=whole)
+    def least_devices(self, memory: float, *, sharded: float = 0, whole: float = 0) -> int | None:
+        """The smallest number of devices with less than `memory` bytes in use on each; None if no number is enough.
+
+        Weights, gradients, moments and `sharded` bytes of activations are divided by the number of devices; each device
+        holds `whole` bytes in full.
+        """
+        if whole >= memory:
+            return None
+        return math.floor((self.state_bytes + sharded) / (memory - whole)) + 1
 
 
 XXL = LinearPairs(d_model=16384, d_ff=53248, blocks=126)

@@ -25,11 +25,6 @@ class Results:
     """The folder of the CSV files."""
     rows: tuple[Row, ...]
 
-    @property
-    def machine(self) -> str:
-        """Label of the GPU model, or cpu."""
-        return machine_label(self.rows[0].gpu)
-
 
 def read_results(name: str) -> Results:
     """Read a result folder: a path, or the label or the GPU's name of one in `results` or `recorded`.

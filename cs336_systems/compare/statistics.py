@@ -20,7 +20,7 @@ share its state, so their tests depend positively, which the procedure allows (B
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import NormalDist
@@ -80,8 +80,7 @@ class RunToRun:
 @cache
 def run_to_run(device: Literal["gpu", "cpu"]) -> RunToRun:
     """The fitted model of a kind of device."""
-    entry = json.loads(FITTED.read_text(encoding="utf-8"))[device]
-    return RunToRun(**{field.name: entry[field.name] for field in fields(RunToRun)})
+    return RunToRun(**json.loads(FITTED.read_text(encoding="utf-8"))[device])
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from cs336_systems.accounting.setting import Setting
 
 PATH = Path(__file__).with_name("recorded.json")
@@ -53,13 +55,8 @@ def recorded() -> Recorded:
 
 def read(content: Mapping[str, Any]) -> Recorded:
     """Read the facts written by `scripts.calibration.rates`."""
-    errors = {
-        name: {kind: Error(**error) for kind, error in content[name].items()}
-        for name in ("memory_errors", "time_errors")
-    }
-    rest = {key: value for key, value in content.items() if key != "others"}
-    others = tuple(read({**rest, **other}) for other in content.get("others", ()))
-    return Recorded(**{**rest, **errors, "others": others})
+    others = [{**content, "others": (), **other} for other in content.get("others", ())]
+    return TypeAdapter(Recorded).validate_python({**content, "others": others})
 
 
 def kind(setting: Setting) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from cs336_systems.accounting.accelerators import TPU_V5P
 from cs336_systems.accounting.mesh import Mesh, bubble_share
 from cs336_systems.accounting.units import FP32_BYTES
-from cs336_systems.accounting.xxl import STATES, XXL, Sharding
+from cs336_systems.accounting.xxl import STATES, XXL
 from cs336_systems.measure.gpus import listed
 from scripts.rendering.answer import Answer, Facts, Found, Tables, say
 from scripts.views.parallelism import MESH, closed_forms
@@ -71,8 +71,8 @@ def memory() -> Answer:
     )
 
 
-def readings(tokens: int) -> dict[tuple[str, str], Sharding]:
-    """(b) Possible readings of the question, in words and as formulas, for a batch of the given number of tokens."""
+def readings(tokens: int) -> dict[tuple[str, str], int | None]:
+    """(b) Possible readings of the question, in words and as formulas, and the fewest devices for some tokens."""
     narrow, wide = XXL.narrow_bytes * tokens, XXL.wide_bytes * tokens
     half = (narrow + wide) / 2
     rows = [
@@ -83,19 +83,22 @@ def readings(tokens: int) -> dict[tuple[str, str], Sharding]:
         ("each device has B/N tokens", "$(16 P + A) \\/ N$", 2 * half, 0),
         ("no activations", "$16 P \\/ N$", 0, 0),
     ]
-    return {(words, formula): XXL.sharding(sharded=sharded, whole=whole) for words, formula, sharded, whole in rows}
+    return {
+        (words, formula): XXL.least_devices(TPU_V5P.memory, sharded=sharded, whole=whole)
+        for words, formula, sharded, whole in rows
+    }
 
 
 def sharded() -> Answer:
     """(b) The fewest devices under each reading."""
-    fewest = [[sharding.least_devices(TPU_V5P.memory) for sharding in readings(tokens).values()] for tokens in BATCHES]
+    fewest = [[*readings(tokens).values()] for tokens in BATCHES]
     body = [
         [words, formula, *(str(count) if count else "none" for count in counts)]
         for (words, formula), *counts in zip(readings(1), *fewest, strict=True)
     ]
     head = ["reading", "bytes per device", *(f"{tokens} tokens" for tokens in BATCHES)]
     groups = [("", 2), ("least N", len(BATCHES))]
-    alone = XXL.sharding(sharded=0, whole=0).least_devices(TPU_V5P.memory)
+    alone = XXL.least_devices(TPU_V5P.memory)
     facts = Facts(memory=TPU_V5P.memory / GB, least=fewest[1][0], tokens=BATCHES[1], alone=alone)
     return Answer(
         "(b) Sharded",

@@ -11,7 +11,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy
@@ -31,21 +31,8 @@ STARTS = ((0.004, 0.5, 0.2), (0.006, 0.1, 0.1), (0.002, 1.2, 0.3))
 Numbers = NDArray[numpy.float64]
 
 
-@dataclass(frozen=True)
-class Fit:
-    """A fitted model and what it was fitted to."""
-
-    model: RunToRun
-    pairs: int
-    runs: int
-    largest: float
-    """The largest difference, in deviations."""
-    shared: float
-    """The largest relative difference shared by all cells of a bound: between two GPUs, not between two runs."""
-
-
-def differences(pairs: Sequence[Pair]) -> tuple[Numbers, float]:
-    """Logarithms of the ratios without the common part of two runs' cells, and the largest common part.
+def differences(pairs: Sequence[Pair]) -> Numbers:
+    """Logarithms of the ratios without the common part of two runs' cells.
 
     Rented GPUs of the same model differ by up to 2 %. This is a difference between two GPUs, not between two runs.
     """
@@ -53,23 +40,20 @@ def differences(pairs: Sequence[Pair]) -> tuple[Numbers, float]:
     groups: dict[Any, list[int]] = defaultdict(list)
     for index, pair in enumerate(pairs):
         groups[pair.runs, pair.bound].append(index)
-    shared = 0.0
     for indices in groups.values():
         if len(indices) >= SHARED:
-            common = float(numpy.median(logs[indices]))
-            logs[indices] -= common
-            shared = max(shared, abs(common))
-    return logs, shared
+            logs[indices] -= numpy.median(logs[indices])
+    return logs
 
 
-def fit(pairs: Sequence[Pair]) -> Fit:
+def fit(pairs: Sequence[Pair]) -> RunToRun:
     """The tightest model for which the scaled differences of unmodified runs have no heavier tail than a normal
     distribution.
 
     It has the smallest mean logarithm of the deviations. The search varies one coefficient at a time; after each step
     all of them are scaled until the tail fits.
     """
-    logs, shared = differences(pairs)
+    logs = differences(pairs)
     times = [(pair.a, pair.b) for pair in pairs]
     typical = float(numpy.median([time.spread for both in times for time in both if time.n >= 10]))
     no_run = RunToRun(0.0, 0.0, 0.0, typical)
@@ -100,10 +84,8 @@ def fit(pairs: Sequence[Pair]) -> Fit:
         return float(numpy.mean(numpy.log(deviations(coefficients))))
 
     best = min((search(numpy.array(start), scaled, cost) for start in STARTS), key=cost)
-    scores = numpy.abs(logs) / deviations(best)
-    runs = {run for pair in pairs for run in pair.runs}
-    model = RunToRun(float(best[0]), float(best[1]), float(best[2]), typical)
-    return Fit(model, len(pairs), len(runs), float(scores.max()), math.expm1(shared))
+    base, spread, clock = map(float, best)
+    return RunToRun(base, spread, clock, typical)
 
 
 def parts_of(time: Time, model: RunToRun) -> tuple[float, float, float]:
@@ -128,11 +110,9 @@ def search(start: Numbers, scaled: Callable[[Numbers], Numbers], cost: Callable[
     return best
 
 
-def entry(fitted: Fit) -> dict[str, Any]:
+def entry(fitted: RunToRun) -> dict[str, float]:
     """A fit as the file has it."""
-    rounded = {name: float(f"{value:.3g}") for name, value in asdict(fitted.model).items()}
-    numbers = {"largest": round(fitted.largest, 2), "shared": float(f"{fitted.shared:.2g}")}
-    return {**rounded, "pairs": fitted.pairs, "runs": fitted.runs, **numbers}
+    return {name: float(f"{value:.3g}") for name, value in asdict(fitted).items()}
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def held_out(pairs: Sequence[Pair]) -> list[Difference]:
     folds = [set(runs[start::FOLDS]) for start in range(FOLDS)]
     differences = []
     for fold in folds:
-        model = fit([pair for pair in pairs if pair.runs not in fold]).model
+        model = fit([pair for pair in pairs if pair.runs not in fold])
         differences += [difference(pair.a, pair.b, model) for pair in pairs if pair.runs in fold]
     return differences
 

@@ -182,7 +182,7 @@ def test_the_fewest_devices_are_found_by_trying(memory, whole):
     def in_use(count):
         return (XXL.state_bytes + whole) / count + whole
 
-    least = XXL.sharding(sharded=whole, whole=whole).least_devices(memory)
+    least = XXL.least_devices(memory, sharded=whole, whole=whole)
     if least is None:
         assert in_use(10**9) >= memory
     else:
