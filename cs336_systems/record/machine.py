@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pynvml
 
 SOFTWARE = {
@@ -41,8 +40,6 @@ class Machine:
     """Processor model."""
     cpu_count: int
     """Logical cores this process may use."""
-    memory: int
-    """Bytes of host memory."""
     links: str = ""
     """Links of the first GPU to others, as in "18 NVLinks" or "PCIe 5.0 x16"; empty where the driver does not say."""
 
@@ -83,7 +80,6 @@ def detect() -> Machine:
         driver=driver,
         cpu=_cpu_model(),
         cpu_count=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        memory=psutil.virtual_memory().total,
         links=links,
     )
 

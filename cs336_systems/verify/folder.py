@@ -1,11 +1,11 @@
 """A folder to verify: a copy of it, in which its code runs, and its commit."""
 
+import contextlib
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 NOT_COPIED = (".*", "__pycache__", "node_modules", "venv", "wandb")
@@ -13,7 +13,7 @@ NOT_COPIED_AT_THE_TOP = ("results", "data")
 LARGEST_FILE_MB, LARGEST_MB = 10, 100
 
 
-@contextmanager
+@contextlib.contextmanager
 def read_only_copy(folder: Path) -> Iterator[Path]:
     """A copy of a folder in which its code runs, without links, hidden files, and files as large as a profile.
 
@@ -50,15 +50,11 @@ def read_only_copy(folder: Path) -> Iterator[Path]:
 
 def commit_of(folder: Path) -> str:
     """The checked-out commit of a folder; empty if it cannot be read. No git program runs in it."""
-    git = folder / ".git"
-    try:
-        head = (git / "HEAD").read_text(encoding="utf-8").strip()
-        if head.startswith("ref: "):
-            ref = head.removeprefix("ref: ")
-            loose = git / ref
-            packed = git / "packed-refs"
-            lines = [loose.read_text(encoding="utf-8")] if loose.is_file() else packed.read_text("utf-8").splitlines()
-            head = next((line for line in lines if ref in line or loose.is_file()), "").split()[0]
-    except (OSError, UnicodeError, IndexError):
-        return ""
-    return head[:10] if re.fullmatch(r"[0-9a-f]{40}", head) else ""
+    git, texts = folder / ".git", [""]
+    with contextlib.suppress(OSError, UnicodeError):
+        texts = [(git / "HEAD").read_text(encoding="utf-8")]
+        files = git / texts[0].strip().removeprefix("ref: "), git / "packed-refs"
+        texts += [file.read_text(encoding="utf-8") for file in files if file.is_file()]
+    ref = re.escape(texts[0].strip().removeprefix("ref: "))
+    commit = re.search(rf"^([0-9a-f]{{40}})( {ref})?$", "\n".join(texts), re.MULTILINE)
+    return commit[1][:10] if commit else ""

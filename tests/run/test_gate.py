@@ -10,13 +10,13 @@ from cs336_systems.record.machine import Machine
 from cs336_systems.run import gate
 from tests.samples import ROOT
 
-H200 = Machine(gpus=("NVIDIA H200",), gpu_memory=1, driver="580.1", cpu="a processor", cpu_count=2, memory=1)
+H200 = Machine(gpus=("NVIDIA H200",), gpu_memory=1, driver="580.1", cpu="a processor", cpu_count=2)
 
 
 @pytest.mark.parametrize("change", [{"driver": "580.2"}, {"gpus": ("NVIDIA A10",)}, {"gpus": ("NVIDIA H200",) * 2}])
 def test_other_hardware_or_another_driver_is_tested_anew(change):
     assert gate.environment_digest(replace(H200, **change)) != gate.environment_digest(H200)
-    assert gate.environment_digest(replace(H200, memory=2)) == gate.environment_digest(H200)
+    assert gate.environment_digest(replace(H200, gpu_memory=2)) == gate.environment_digest(H200)
 
 
 @pytest.mark.parametrize("package", ["torch", "triton"])
