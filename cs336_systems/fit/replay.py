@@ -40,7 +40,7 @@ class Sharing:
         return self.ranks if what in SHARED[self.scheme] else 1
 
 
-def peak_of(trace: Trace, sharing: Sharing = Sharing(), *, on_gpu: bool = True) -> Use:
+def peak_of(trace: Trace, sharing: Sharing = Sharing()) -> Use:
     """The peak memory of the second step, when the optimizer state exists."""
     memory = _Memory()
     replay = _Replay(trace, sharing, memory)
@@ -50,10 +50,8 @@ def peak_of(trace: Trace, sharing: Sharing = Sharing(), *, on_gpu: bool = True) 
     memory.forget_peak()
     replay.step()
     replay.update()
-    if on_gpu:
-        workspaces = len(trace.matmuls) * WORKSPACE
-        return Use(**memory.parts, workspaces=workspaces, rounding=memory.peak - sum(memory.parts.values()))
-    return Use(**memory.tensors)
+    workspaces = len(trace.matmuls) * WORKSPACE
+    return Use(**memory.parts, workspaces=workspaces, rounding=memory.peak - sum(memory.parts.values()))
 
 
 def heaviest_share(parameters: Sequence[Tensor], ranks: int) -> set[int]:
@@ -76,15 +74,12 @@ class _Memory:
 
     def forget_peak(self) -> None:
         self.peak, self.parts = 0, dict[str, int]()
-        self.most, self.tensors = 0, dict[str, int]()
 
     def allocate(self, name: object, use: str, size: int) -> None:
         self.live[name] = (self.allocator.allocate(size), use, size)
         self.now[use] += size
         if self.allocator.allocated > self.peak:
             self.peak, self.parts = self.allocator.allocated, dict(self.now)
-        if (total := self.now.total()) > self.most:
-            self.most, self.tensors = total, dict(self.now)
 
     def free(self, name: object) -> None:
         block, use, size = self.live.pop(name)

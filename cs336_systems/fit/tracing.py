@@ -9,6 +9,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any, Literal
 
@@ -94,7 +95,6 @@ def trace_step(
     precision: Precision = "fp32",
     checkpointed: bool = False,
     loss_in_autocast: bool = True,
-    on_gpu: bool = True,
 ) -> Trace:
     """Run one forward and backward pass of a module on the meta device.
 
@@ -106,7 +106,6 @@ def trace_step(
         checkpointed: whether each block (member of a ModuleList or Sequential of equals) keeps only its input.
         loss_in_autocast: whether autocast ends with the loss, as in PyTorch's examples, or with the model. It keeps its
             bf16 copies of weights until it ends, also those of checkpointed blocks.
-        on_gpu: whether attention, dropout and norms use a GPU's kernels.
 
     Raises:
         ValueError: the module cannot be built or run without data, in one sentence.
@@ -128,21 +127,20 @@ def trace_step(
     if half:
         arguments = [x.bfloat16() if x.is_floating_point() else x for x in arguments]
     trace = _empty_trace(model, arguments)
-    recorder = Recorder(trace, [*model.parameters(), *model.buffers(), *arguments], on_gpu=on_gpu)
-    kernels = AsOnGpu(autocast=precision == "autocast", on_copy=recorder.mark_copy) if on_gpu else None
-    with meta_errors("run"), kernels or contextlib.nullcontext(), torch.device("meta"), warnings.catch_warnings():
+    recorder = Recorder(trace, [*model.parameters(), *model.buffers(), *arguments])
+    kernels = AsOnGpu(autocast=precision == "autocast", on_copy=partial(recorder.mark, "copy"))
+    with meta_errors("run"), kernels, torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about speed, on a device that computes nothing
         if checkpointed:
             for block in blocks_of(model):
                 block.forward = _Checkpointed(block.forward, kernels)
         with recorder:
             output = model(*arguments)
-            if kernels and not loss_in_autocast:
+            if not loss_in_autocast:
                 kernels.forget_copies()
             value = loss(output)
             del output
-            if kernels:
-                kernels.forget_copies()
+            kernels.forget_copies()
             recorder.backward = True
             value.backward()
             del value
@@ -176,15 +174,15 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 class Recorder(TorchDispatchMode):
     """Records the events and the work of all operators while it is active."""
 
-    def __init__(self, trace: Trace, known: Sequence[Tensor], *, on_gpu: bool = True):
-        """`known`: tensors that exist already; `on_gpu`: whether to add what a GPU's kernels allocate."""
+    def __init__(self, trace: Trace, known: Sequence[Tensor]):
+        """`known`: tensors that exist already."""
         super().__init__()
-        self.trace, self.on_gpu, self.backward = trace, on_gpu, False
+        self.trace, self.backward = trace, False
         self._living = {x.untyped_storage()._cdata: -1 for x in known}
         self._number = 0
         self._sum: tuple[int, int] | None = None
         for index, parameter in enumerate(trace.parameters):
-            parameter.register_post_accumulate_grad_hook(lambda x, index=index: self._mark_gradient(x, index))
+            parameter.register_post_accumulate_grad_hook(lambda x, index=index: self.mark("gradient", x.grad, index))
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -200,15 +198,8 @@ class Recorder(TorchDispatchMode):
             self._sum = self._living[args[0].untyped_storage()._cdata], result.untyped_storage()._cdata
         return result
 
-    def mark_copy(self, copy: Tensor) -> None:
-        """Record that a tensor is a weight's copy."""
-        self._mark("copy", copy)
-
-    def _mark_gradient(self, parameter: Tensor, index: int) -> None:
-        assert parameter.grad is not None
-        self._mark("gradient", parameter.grad, index)
-
-    def _mark(self, kind: Kind, tensor: Tensor, index: int = 0) -> None:
+    def mark(self, kind: Kind, tensor: Tensor, index: int = 0) -> None:
+        """Record what a tensor's storage now is."""
         self.trace.events.append(Event(kind, self._living[tensor.untyped_storage()._cdata], index))
 
     def _count(self, storage: Any) -> bool:
@@ -234,7 +225,7 @@ class Recorder(TorchDispatchMode):
     def _work(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         work, packet = self.trace.work, func._overloadpacket
         work["kernels"] += 1
-        if packet.__name__ in PASSING and self.on_gpu:
+        if packet.__name__ in PASSING:
             numbers = args[1].numel()
             self.trace.events.append(Event("passing", 0, FP32_BYTES * numbers))
         tensors = [x for x in tree_iter((args, kwargs)) if isinstance(x, Tensor)]
@@ -285,7 +276,7 @@ def _empty_trace(model: nn.Module, arguments: Sequence[Tensor]) -> Trace:
 class _Checkpointed:
     """A forward pass that keeps only its inputs."""
 
-    def __init__(self, forward: Callable[..., Any], kernels: AsOnGpu | None):
+    def __init__(self, forward: Callable[..., Any], kernels: AsOnGpu):
         self.forward, self.kernels = forward, kernels
         self.runs = 0
 
@@ -295,7 +286,7 @@ class _Checkpointed:
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         self.runs += 1
-        if self.runs == 1 or self.kernels is None:
+        if self.runs == 1:
             return self.forward(*args, **kwargs)
         with self.kernels:  # off during the backward pass
             try:
