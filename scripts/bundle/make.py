@@ -5,11 +5,9 @@ The same results give the same bytes: all times in it are from the rows.
 
 import hashlib
 import json
-import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -28,19 +26,15 @@ from scripts.tools.archive import DATE, pack
 from scripts.tools.log import Refused, log_to
 
 METADATA, PLAN, COVERAGE, CHECKS = "ro-crate-metadata.json", "plan.json", "coverage.csv", "checks.csv"
-CITATION, LICENSE, WORKFLOW, CONSTRAINTS = "CITATION.cff", "LICENSE", "Snakefile", "constraints.txt"
+CITATION, LICENSE, WORKFLOW = "CITATION.cff", "LICENSE", "Snakefile"
 REQUIRED = (METADATA, PLAN, COVERAGE, CHECKS, CITATION, LICENSE, WORKFLOW)
 STEM = r"(?!(?i:con|prn|aux|nul|com\d|lpt\d)\b)\w[\w.,=+-]{0,120}"
 """A job's name, which no operating system treats as a device, a hidden file or a folder."""
 NAME = re.compile(
-    rf"{'|'.join(map(re.escape, (*REQUIRED, CONSTRAINTS)))}"
+    rf"{'|'.join(map(re.escape, REQUIRED))}"
     rf"|raw/({'|'.join(KINDS)})/{STEM}\.csv(\.sha256)?|traces/{STEM}\.json\.gz",
     re.ASCII,
 )
-PIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*")
-"""A line of constraints: a package with its version, without anything that an installer would fetch from elsewhere."""
-SAME_HERE = ("torch", "triton")
-"""Packages whose installed versions show whether the measurements were made in this environment."""
 FORMATS = {".csv": "text/csv", ".json": "application/json", ".gz": "application/gzip"}
 PROFILES = {
     "https://w3id.org/ro/wfrun/process/0.5": "Process Run Crate",
@@ -65,17 +59,14 @@ def bundle(csvs: Sequence[str], plan: str, coverage: str, checks: str, output: s
     folder = paths[0].parents[2]
     rows = read_rows(paths, machine)
     read_cards(folder, machine)
-    last = max(each(rows), key=measured_at)
     files = {name: path.read_bytes() for name, path in measured_files(folder, paths).items()}
     sources = {PLAN: plan, COVERAGE: coverage, CHECKS: checks} | {name: name for name in (CITATION, LICENSE, WORKFLOW)}
     files |= {name: Path(path).read_bytes() for name, path in sources.items()}
-    if pins := constraints(folder, last):
-        files[CONSTRAINTS] = pins
     for name in files:
         if not NAME.fullmatch(name):
             raise Refused(f"{name!r} is not the name of a file in a bundle; allowed: see docs/sharing-results.md")
     files[METADATA] = json.dumps(describe(files, rows), indent=1, sort_keys=True, ensure_ascii=False).encode()
-    pack(Path(output), files, date=max(DATE, measured_at(last).timetuple()[:6]))
+    pack(Path(output), files, date=max(DATE, max(map(measured_at, each(rows))).timetuple()[:6]))
 
 
 def measured_files(folder: Path, csvs: Sequence[Path]) -> dict[str, Path]:
@@ -103,23 +94,6 @@ def each(rows: Rows) -> Iterator[Row]:
 def measured_at(row: Row) -> datetime:
     """When a row's job ended, in UTC; an OverflowError if no calendar has that time."""
     return datetime.fromisoformat(row.utc).astimezone(UTC)
-
-
-def constraints(folder: Path, last: Row) -> bytes:
-    """The packages of the measuring environment: those in the machine's folder, or this environment's if its versions
-    match the rows.
-
-    Empty if neither is known.
-    """
-    if (kept := folder / CONSTRAINTS).is_file():
-        return kept.read_bytes()
-    installed = {package.metadata["Name"].lower(): package.version for package in distributions()}
-    here = {"python": platform.python_version(), **{name: installed.get(name, "") for name in SAME_HERE}}
-    if not here.items() <= vars(last).items():
-        return b""
-    pins = sorted(f"{name}=={version}" for name, version in installed.items() if name != "cs336-systems")
-    title = f"# Python packages where these results were bundled (Python {platform.python_version()}):"
-    return "".join(f"{line}\n" for line in (title, *filter(PIN.fullmatch, pins))).encode()
 
 
 def describe(files: Files, rows: Rows) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.trace_file import read_trace
 from cs336_systems.run.failure import printable
-from scripts.bundle.make import CONSTRAINTS, measured_files, read_rows
+from scripts.bundle.make import measured_files, read_rows
 from scripts.bundle.read import limit, opened, without_folder
 from scripts.card.record import read_cards
 
@@ -36,8 +36,6 @@ def promote(results: Path, recorded: Path, *, overwrite: bool = True) -> list[Pa
     files = measured_files(results, csvs)
     if all(name.startswith("traces/") for name in files):
         raise ValueError(f"{results}/raw has no CSV file of an experiment; allowed: at least one, or a card")
-    if not overwrite and (results / CONSTRAINTS).exists() and not recorded.exists():
-        files[CONSTRAINTS] = results / CONSTRAINTS
     refuse_links(results, files.values())
     refuse_links(recorded, map(recorded.joinpath, files))
     contents = {recorded / name: path.read_bytes() for name, path in files.items()}

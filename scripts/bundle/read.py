@@ -23,7 +23,7 @@ from cs336_systems.plan import Plan, read_plan
 from cs336_systems.record.rows import digest_path
 from cs336_systems.record.validation import Row
 from cs336_systems.run.failure import printable
-from scripts.bundle.make import CONSTRAINTS, METADATA, NAME, PIN, PLAN, REQUIRED, read_rows
+from scripts.bundle.make import METADATA, NAME, PLAN, REQUIRED, read_rows
 from scripts.card.record import read_cards
 from scripts.tools.archive import MB
 
@@ -159,9 +159,6 @@ def read(files: Mapping[str, bytes], folder: Path) -> Bundle:
         with gzip.open(trace) as file:
             _limited(file.read(LARGEST_ENTRY_MB * MB + 1), f"traces/{trace.name}")
         read_trace(trace)
-    for line in files.get(CONSTRAINTS, b"").decode(errors="replace").splitlines():
-        if not line.startswith("#") and not PIN.fullmatch(line):
-            raise ValueError(f"{CONSTRAINTS}: has the line {line[:80]!r}; allowed: package==version, or a comment")
     return Bundle(
         files=files,
         folder=folder,

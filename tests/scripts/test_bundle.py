@@ -21,7 +21,7 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import make_plan, plan_to_json
 from scripts.bundle import read
 from scripts.bundle.check import FAILED, PASSED, UNDECIDED, findings, main, metadata
-from scripts.bundle.make import CHECKS, CONSTRAINTS, METADATA, PLAN, bundle
+from scripts.bundle.make import CHECKS, METADATA, PLAN, bundle
 from scripts.bundle.promote import promote, promote_bundle
 from scripts.stages.self_checks import write_checks
 from scripts.stages.tables import merge_all
@@ -241,7 +241,6 @@ REFUSED = {
     "no digest": (with_files(**{f"{CSV}.sha256": None}), "it has no CSV file, or not one for each SHA-256"),
     "one byte": (with_files(**{CSV: (RECORDED / CSV).read_bytes() + b"\n"}), f"{CSV}: changed since it was written:"),
     "one number": (edited(CSV, b",10.000133514404297,,", b",10.5,,"), f"{CSV}, line 2: mean is 10.5; allowed: within"),
-    "another index": (with_files(**{CONSTRAINTS: b"x @ https://example.org/x.whl"}), "constraints.txt: has the line "),
     "a faster card": (edited(CARD, b",584.", b",684."), f"{CARD}, line 28: median is 684"),
     "a digest of no card": (with_files(**{CARD: None}), "it has no CSV file, or not one for each SHA-256"),
     "no trace": (with_files(**{TRACE: gzip.compress(b"{}")}), f"{TRACE}: it has no list 'traceEvents'"),
@@ -298,7 +297,7 @@ def other_crate(path, files):
 DOUBTED = {
     "a crate of something else": (other_crate, metadata),
     "another machine": (edited(METADATA, b"Measurements on NVIDIA H200", b"Measurements on NVIDIA B200"), metadata),
-    "a file more": (with_files(**{CONSTRAINTS: b"torch==2.12.0\n"}), metadata),
+    "a file less": (with_files(**{TRACE: None}), metadata),
     "an entity twice": (edited(METADATA, b'"@graph": [', b'"@graph": [{"@id": "./"},'), metadata),
 }
 
