@@ -130,18 +130,16 @@ class _Replay:
         """Run the forward and backward pass."""
         memory = self.memory
         self.passed += 1
-        freed = set[int]()
         for event in self.trace.events:
             name = (self.passed, event.storage)
             match event.kind:
                 case "allocate":
                     memory.allocate(name, "activations", event.bytes)
-                case "free" if name in memory.live and event.storage not in freed:
+                case "free" if name in memory.live:
                     memory.free(name)
                 case "copy":
                     memory.rename(name, "weight_copies")
                 case "gradient":
-                    freed.add(event.storage)
                     self._reduce(name, event.bytes)
                 case "passing":
                     memory.allocate("passing", "temporaries", event.bytes)

@@ -21,8 +21,8 @@ from cs336_systems.plan import Plan
 from cs336_systems.run.taken import Key, Taken, key_of, read_taken
 
 INTERVAL_S = 0.5
-SAMPLES = Path("tests/samples/cpu/raw")
-"""Rows that two idle cores of a processor measured, at the smoke scale."""
+RECORDED, SAMPLES = Path("recorded"), Path("tests/samples/cpu/raw")
+"""Folders of recorded machines, and of rows that two idle cores of a processor measured, at the smoke scale."""
 FORKED_S, OTHER_S = 0.5, 1.0
 """Seconds on these cores until a forked job's first cell begins, and of a job that measures nothing."""
 BEFOREHAND = 0.02
@@ -66,20 +66,19 @@ class ProgressMonitor:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def follow(self, pending: Iterable[Job], others: int = 0, recorded: Path = Path("recorded")) -> None:
+    def follow(self, pending: Iterable[Job], others: int = 0) -> None:
         """Start to follow this run's jobs; cells of other jobs count as done if their CSV exists.
 
         Args:
             pending: the jobs that measure.
             others: how many jobs make tables, figures and the report from them.
-            recorded: folder of recorded machines.
         """
         self._pending = list(pending)
         if not self._pending:
             return
         measured = [job for job in self._plan.all_jobs() if job not in self._pending and self._plan.csv(job).exists()]
         self._done_before = sum(len(job.cells) for job in measured)
-        self._expected = self._expect(read_taken(sources(self._plan, recorded)))
+        self._expected = self._expect(read_taken(sources(self._plan)))
         self._rest = OTHER_S * others
         self._began = self._clock()
         self._older = {job.path: self._written(job) for job in self._pending}
@@ -217,10 +216,10 @@ def duration(seconds: float | None) -> str:
     return f"about {round(seconds / 60)} min left"
 
 
-def sources(plan: Plan, recorded: Path) -> list[Path]:
+def sources(plan: Plan) -> list[Path]:
     """The folders of CSV files to estimate from, this machine's model last; for a CPU, a CPU's."""
-    own = recorded / plan.machine / "raw"
+    own = RECORDED / plan.machine / "raw"
     if plan.machine == CPU:
         return [SAMPLES, own]
-    others = (path for path in sorted(recorded.glob("*/raw")) if path.parent.name not in (CPU, plan.machine))
+    others = (path for path in sorted(RECORDED.glob("*/raw")) if path.parent.name not in (CPU, plan.machine))
     return [*others, own]

@@ -15,7 +15,7 @@ from scripts.stages.short_page import REPORT, inline, write_pages
 from scripts.stages.writeup import environment
 
 
-def write_card(csvs: list[Path], folder: Path, recorded: Path = RECORDED) -> Verdict:
+def write_card(csvs: list[Path], folder: Path) -> Verdict:
     """Write the card for the rows of some CSV files into a folder, and return its verdict.
 
     Raises:
@@ -23,7 +23,7 @@ def write_card(csvs: list[Path], folder: Path, recorded: Path = RECORDED) -> Ver
     """
     rows = read_run(csvs)
     machine = machine_label(rows[0].gpu)
-    verdict = decide(rows, decide_in_order(read_cards(recorded / machine, machine)).values())
+    verdict = decide(rows, decide_in_order(read_cards(RECORDED / machine, machine)).values())
     folder.mkdir(parents=True, exist_ok=True)
     picture = folder / "card.svg"
     shown = context(verdict, inline(picture) if draw(rows, picture) else "")

@@ -186,7 +186,7 @@ def test_of_several_recorded_gpus_each_cell_counts_and_the_own_model_wins(plan, 
     ):
         rows = [make_row(cell, summarize(WALL, "s", [seconds]), provenance(**H200 | {"gpu": gpu})) for cell in cells]
         write_job(tmp_path / f"recorded/{machine}/raw/accumulation/x.csv", Accumulation, rows)
-    taken = read_taken(sources(plan, tmp_path / "recorded"))
+    taken = read_taken(sources(plan))
     assert [taken[key_of(cell)].wall for cell in CELLS] == [5.0, 2.0, 1.0]
 
 
