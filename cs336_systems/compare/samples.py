@@ -10,8 +10,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy
-
 from cs336_systems.compare.statistics import Time, time_of
 
 FORMATS = "a JSON file of nvbench or pytest-benchmark, or a CSV file with the columns name and seconds"
@@ -20,8 +18,7 @@ LARGEST = 256 * 2**20
 NO_TIMES = (LookupError, TypeError, AttributeError, UnicodeError, RecursionError, json.JSONDecodeError, csv.Error)
 """What reading a file of another kind raises."""
 MEAN, NOISE, COUNT = "nv/cold/time/gpu/mean", "nv/cold/time/gpu/stdev/relative", "nv/cold/sample_size"
-BINARY = "nv/json/bin:nv/cold/sample_times"
-"""Tags of nvbench's summaries; the samples of the last one are in a file next to the JSON."""
+"""Tags of nvbench's summaries."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ def read_samples(name: str) -> Samples:
         benchmarks = content["benchmarks"]
         if benchmarks and "states" in benchmarks[0]:
             devices = ", ".join(str(device["name"]) for device in content.get("devices", []))
-            return Samples(name, path, dict(_of_nvbench(path, content)), on_gpu=True, about={"gpu": devices})
+            return Samples(name, path, dict(_of_nvbench(name, content)), on_gpu=True, about={"gpu": devices})
         samples = {str(each["fullname"]): each["stats"]["data"] for each in benchmarks}
         return Samples(name, path, dict(_times(name, samples)), on_gpu=False, about=_machine(content))
     except NO_TIMES as error:
@@ -90,8 +87,8 @@ def _of_csv(text: str) -> Mapping[str, list[str]]:
     return samples
 
 
-def _of_nvbench(path: Path, content: Mapping[str, Any]) -> Iterator[tuple[str, Time]]:
-    """Times of each measured state: from its samples, or else from their mean, number and noise."""
+def _of_nvbench(name: str, content: Mapping[str, Any]) -> Iterator[tuple[str, Time]]:
+    """Times of each measured state, from the mean of its samples, their number and their noise."""
     for benchmark in content["benchmarks"]:
         for state in benchmark["states"]:
             values = {
@@ -100,21 +97,9 @@ def _of_nvbench(path: Path, content: Mapping[str, Any]) -> Iterator[tuple[str, T
             if state.get("is_skipped") or MEAN not in values:
                 continue
             key = f"{benchmark['name']} {state['name']}"
-            samples = _binary(path, values[BINARY]["filename"]) if BINARY in values else []
-            if samples:
-                yield from _times(path.name, {key: samples})
-                continue
-            mean = _positive(path.name, key, values[MEAN]["value"])
+            mean = _positive(name, key, values[MEAN]["value"])
             noise = float(values.get(NOISE, {}).get("value", 0))
             yield key, Time(1e3 * mean, int(values.get(COUNT, {}).get("value", 1)), max(0.0, noise))
-
-
-def _binary(path: Path, filename: str) -> list[float]:
-    """Samples in fp32, little-endian, in a file below the JSON's folder; none if it does not exist."""
-    file = (path.parent / filename).resolve()
-    if not file.is_relative_to(path.parent.resolve()) or not file.is_file():
-        return []
-    return [float(value) for value in numpy.fromfile(file, dtype="<f4")]
 
 
 def _machine(content: Mapping[str, Any]) -> dict[str, str]:

@@ -38,33 +38,22 @@ def value(number):
     return [{"name": "value", "type": "float64", "value": str(number)}]
 
 
-def as_nvbench(path, run, *, binary=False):
+def as_nvbench(path, run):
     states = []
-    folder = path.parent / f"{path.name}-bin"
-    folder.mkdir(exist_ok=True)
-    for index, name in enumerate(NAMES):
+    for name in NAMES:
         samples = seconds(run, name)
         summaries = [
             {"tag": "nv/cold/time/gpu/mean", "data": value(numpy.mean(samples))},
             {"tag": "nv/cold/time/gpu/stdev/relative", "data": value(numpy.std(samples) / numpy.mean(samples))},
             {"tag": "nv/cold/sample_size", "data": [{"name": "value", "type": "int64", "value": str(len(samples))}]},
         ]
-        if binary:
-            numpy.array(samples, "<f4").tofile(folder / f"{index}.bin")
-            file = {"name": "filename", "type": "string", "value": f"{folder.name}/{index}.bin"}
-            summaries.append({"tag": "nv/json/bin:nv/cold/sample_times", "data": [file]})
         states.append({"name": f"Device=0 {name}", "device": 0, "is_skipped": False, "summaries": summaries})
     states.append({"name": "Device=0 skipped", "device": 0, "is_skipped": True, "summaries": []})
     content = {"devices": [{"id": 0, "name": f"GPU of {run}"}], "benchmarks": [{"name": "copy", "states": states}]}
     path.write_text(json.dumps(content))
 
 
-WRITERS = {
-    "times.csv": as_csv,
-    "pytest.json": as_pytest_benchmark,
-    "nvbench.json": as_nvbench,
-    "samples.json": lambda path, run: as_nvbench(path, run, binary=True),
-}
+WRITERS = {"times.csv": as_csv, "pytest.json": as_pytest_benchmark, "nvbench.json": as_nvbench}
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -92,7 +81,7 @@ def test_samples_are_read_to_the_digit(tmp_path):
         expected = numpy.mean if name == "nvbench.json" else numpy.median
         assert samples.times[key].median == pytest.approx(1e3 * expected(seconds("first", SLOWED)), rel=1e-6)
         assert samples.times[key].n == 40
-        assert samples.on_gpu == (name in ("nvbench.json", "samples.json"))
+        assert samples.on_gpu == (name == "nvbench.json")
 
 
 @pytest.mark.parametrize(
@@ -123,14 +112,3 @@ def test_other_files_are_refused_in_a_sentence(tmp_path, capsys, name, content, 
     error = capsys.readouterr().err
     assert sentence in error
     assert error.count("\n") == 1
-
-
-def test_a_file_of_samples_outside_of_its_folder_is_not_read(tmp_path):
-    inner = tmp_path / "inner"
-    inner.mkdir()
-    as_nvbench(inner / "nvbench.json", "first", binary=True)
-    content = (inner / "nvbench.json").read_text().replace("nvbench.json-bin/", "../")
-    (inner / "nvbench.json").write_text(content)
-    for index in range(len(NAMES)):
-        numpy.array([9.0], "<f4").tofile(tmp_path / f"{index}.bin")
-    assert all(time.median < 100 for time in read_samples(str(inner / "nvbench.json")).times.values())
