@@ -79,7 +79,7 @@ class Launcher:
             self._process.wait()
         self._control = self._process = None
 
-    def launch(self, family: str, path: str, ranks: int, folder: Path, log: Path, deadline: float) -> "Ranks":
+    def launch(self, family: str, path: str, folder: Path, log: Path, deadline: float, ranks: int) -> "Ranks":
         """Start ranks that import an implementation from a folder.
 
         Raises:

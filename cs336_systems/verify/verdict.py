@@ -4,9 +4,9 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from cs336_systems.folder_modules import MissingPackage
 from cs336_systems.implementations import Implementation
 from cs336_systems.run.failure import describe_end, printable
 from cs336_systems.verify.cases import CASES, Case, Finding, Given, Outcome
-from cs336_systems.verify.launcher import Answer, Launcher, Raised
+from cs336_systems.verify.launcher import Answer, Launcher, Raised, Ranks
 
 RIGHT, WRONG, NOT_THERE, CANNOT_BE_LOADED = "right", "wrong", "not there", "cannot be loaded"
 CANNOT_RUN, CRASHED, TIMED_OUT, UNSUPPORTED = "cannot run here", "crashed", "timed out", "not supported"
@@ -98,43 +98,35 @@ def verify(
     cases: list[CaseResult] = []
     # The handout's cases first: they decide, and the cases beyond it may exceed the time limit.
     in_order = sorted(CASES[family], key=lambda case: (case.ranks, case.requirement != "handout"))
-    for ranks, group in groupby(in_order, key=lambda case: case.ranks):
-        for case, (outcome, reason) in tried(family, implementation, folder, log, launcher, ranks, [*group], deadline):
+    launch = partial(launcher.launch, family, implementation.path, folder, log, deadline)
+    for _, group in groupby(in_order, key=lambda case: case.ranks):
+        for case, (outcome, reason) in tried(launch, [*group], deadline):
             reason = f"it takes longer than {limit_s:g} s" if outcome == "timed out" else reason
             cases.append(CaseResult(case=case.words, requirement=case.requirement, outcome=outcome, reason=reason))
     verdict, reason = conclude(cases)
     return Verdict(family=family, implementation=implementation, verdict=verdict, reason=reason, cases=tuple(cases))
 
 
-def tried(
-    family: str,
-    implementation: Implementation,
-    folder: Path,
-    log: Path,
-    launcher: Launcher,
-    ranks: int,
-    cases: Sequence[Case],
-    deadline: float,
-) -> Iterator[tuple[Case, Finding]]:
+def tried(launch: Callable[[int], Ranks], cases: Sequence[Case], deadline: float) -> Iterator[tuple[Case, Finding]]:
     """Run cases with the same number of ranks; in new processes after a case without results."""
     left = list(cases)
     while left and time.monotonic() < deadline:
         try:
-            launch = launcher.launch(family, implementation.path, ranks, folder, log, deadline)
+            ranks = launch(cases[0].ranks)
         except ConnectionError as error:
             yield left.pop(0), ("crashed", str(error))
             continue
         while left:
             case = left.pop(0)
-            answers = launch.run(case.header, given_for(case))
+            answers = ranks.run(case.header, given_for(case))
             if all(answer.ok for answer in answers):
                 yield case, case.check(case, given_for(case), answers)
                 continue
-            ends = launch.end()
+            ends = ranks.end()
             yield case, explain(answers, ends, time.monotonic() >= deadline)
             break
         else:
-            launch.end()
+            ranks.end()
     yield from ((case, ("timed out", "")) for case in left)
 
 
