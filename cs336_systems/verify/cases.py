@@ -21,6 +21,7 @@ from cs336_systems.verify.worker import momentum, parts, train_with
 
 Given = list[dict[str, Tensor]]
 """Tensors by name for each rank."""
+Shapes = Mapping[str, tuple[int, ...]]
 Requirement = Literal["handout", "beyond"]
 Outcome = Literal["passed", "failed", "unsupported", "cannot run here", "crashed", "timed out"]
 Finding = tuple[Outcome, str]
@@ -58,23 +59,15 @@ MASKS = {False: "all keys", True: "causal"}
 
 
 def attention_case(
-    requirement: Requirement,
-    words: str,
-    shape: tuple[int, int, int],
-    causal: bool,
-    *,
-    backward: bool = True,
-    dtype: torch.dtype = torch.float32,
-    scale: float = 1.0,
-    strided: bool = False,
+    requirement: Requirement, words: str, shape: tuple[int, int, int], causal: bool, **options: Any
 ) -> Case:
     """A case of attention: [heads, sequence, d] of one dtype."""
+    usual = {"backward": True, "dtype": "float32", "scale": 1.0, "strided": False}
     return Case(
         family="attention",
         requirement=requirement,
         words=f"{words} ({list(shape)}, {MASKS[causal]})",
-        header={"causal": causal, "backward": backward, "strided": strided, "shape": shape, "scale": scale}
-        | {"dtype": str(dtype).removeprefix("torch.")},
+        header={"causal": causal, "shape": shape, **usual, **options},
         give=give_attention,
         check=check_attention,
     )
@@ -132,8 +125,7 @@ def attention_cases() -> Iterator[Case]:
             yield attention_case("handout", "fp32 forward", shape, causal, backward=False)
         for shape in ((4, 128, 64), (2, 256, 32)):
             yield attention_case("handout", "fp32 forward and backward", shape, causal)
-        for dtype in (torch.float32, torch.bfloat16):
-            name = "exact fp32" if dtype == torch.float32 else "bf16"
+        for dtype, name in (("float32", "exact fp32"), ("bfloat16", "bf16")):
             yield attention_case("beyond", name, (2, 128, 64), causal, dtype=dtype)
             for shape in ((3, 77, 16), (2, 300, 32), (1, 1, 16), (5, 65, 128)):
                 yield attention_case(
@@ -351,7 +343,7 @@ GROUPS = [
 
 def give_optimizer(case: Case, generator: torch.Generator) -> Given:
     """Initial weights and the gradients of each step, the same on all ranks."""
-    shapes: Mapping[str, tuple[int, ...]] = case.header["shapes"]
+    shapes: Shapes = case.header["shapes"]
     given = {f"weight.{name}": torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     for step in range(case.header["steps"]):
         for name, shape in shapes.items():
@@ -388,12 +380,7 @@ def sharded_optimizer_cases() -> Iterator[Case]:
     """Cases of sharded optimizers."""
 
     def case(
-        requirement: Requirement,
-        words: str,
-        shapes: Mapping[str, tuple[int, ...]],
-        ranks: int,
-        optimizer: str = "AdamW",
-        **options: Any,
+        requirement: Requirement, words: str, shapes: Shapes, ranks: int, optimizer: str = "AdamW", **options: Any
     ) -> Case:
         header = {"shapes": shapes, "optimizer": optimizer, "options": OPTIMIZERS[optimizer], "steps": STEPS}
         header |= {"groups": [], "add_later": False, "decay": 1.0, "shared": False}
