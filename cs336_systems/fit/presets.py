@@ -3,15 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
-SOURCE = "https://huggingface.co/{}/blob/main/config.json"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
     """The shape of a decoder-only language model."""
 
     repository: str
-    """Location of its config.json on Hugging Face."""
+    """On Hugging Face, where its config.json is."""
     parameters: int
     """Number of weights; tied weights count once."""
     vocab_size: int
@@ -36,11 +34,6 @@ class Preset:
     """Whether positions have a learned embedding instead of rotary embeddings."""
     qk_norm: bool = False
     """Whether each head's queries and keys are normalized."""
-
-    @property
-    def url(self) -> str:
-        """The address of its configuration."""
-        return SOURCE.format(self.repository)
 
 
 def _llama(repository: str, parameters: int, vocab_size: int, shape: str, context: int, **others: object) -> Preset:
