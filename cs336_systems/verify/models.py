@@ -40,16 +40,13 @@ class Plain(nn.Module):
         return self.head(x * self.frozen.to(x.dtype))
 
 
-class Normed(nn.Module):
+class Normed(Plain):
     """The layers of the handout's FSDP: Linear and Embedding layers, and a norm's weight, which is not sharded."""
 
     def __init__(self, layers: Layers):
-        super().__init__()
-        self.embedding = layers.embedding(VOCABULARY, 8)
-        self.first = layers.linear(8, 16)
-        self.second = layers.linear(16, 8)
+        super().__init__(layers)
+        del self.frozen
         self.norm = nn.Parameter(torch.ones(8))
-        self.head = layers.linear(8, VOCABULARY)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Map token ids [batch, sequence] to logits [batch, sequence, vocabulary]."""
