@@ -11,6 +11,9 @@ from pathlib import Path
 from cs336_systems.folder_modules import search_path
 
 DIGEST_CHARACTERS = 12
+IMPORTS = (ast.Import, ast.ImportFrom)
+LEFT_OUT = ("annotation", "returns", "type_comment", "type_params")
+"""Fields of syntax trees that no measurement depends on."""
 
 
 def source_digest(*modules: str) -> str:
@@ -104,7 +107,7 @@ def _parse(module: str, path: Path, mtime_ns: int) -> tuple[str, list[str]]:
         imported = [name for statement in _statements(tree) for name in _imported(statement, package)]
     except (SyntaxError, ValueError, ImportError) as error:
         raise ValueError(f"{path}: {error}") from None
-    return _normalize(tree), imported
+    return normalize(tree), imported
 
 
 def _parse_or_read(module: str, path: Path, mtime_ns: int) -> tuple[str, list[str]]:
@@ -133,17 +136,22 @@ def _imported(node: ast.AST, package: str) -> list[str]:
     return []
 
 
-def _normalize(node: object) -> str:
+def normalize(node: object, *, essential: bool = False) -> str:
     """Serialize a syntax tree without positions, docstrings and empty fields.
 
-    Neither `ast.dump` nor `ast.unparse` works: Python versions print the same tree differently.
+    If `essential`, also without texts, annotations and imports. Neither `ast.dump` nor `ast.unparse` works: Python
+    versions print the same tree differently.
     """
     if isinstance(node, list):
-        return ",".join(_normalize(item) for item in node if not is_bare_string(item))
+        kept = (item for item in node if not (is_bare_string(item) or (essential and isinstance(item, IMPORTS))))
+        return ",".join(normalize(item, essential=essential) for item in kept)
+    if essential and isinstance(getattr(node, "value", ""), str) and isinstance(node, ast.Constant | ast.JoinedStr):
+        return "text"
     if not isinstance(node, ast.AST):
         return repr(node)
-    present = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
-    return f"{type(node).__name__}({' '.join(f'{name}={_normalize(value)}' for name, value in present)})"
+    fields = ((name, value) for name, value in ast.iter_fields(node) if not (essential and name in LEFT_OUT))
+    present = (f"{name}={normalize(value, essential=essential)}" for name, value in fields if value not in (None, []))
+    return f"{type(node).__name__}({' '.join(present)})"
 
 
 def is_bare_string(node: object) -> bool:

@@ -9,19 +9,17 @@ import ast
 import hashlib
 import importlib.util
 from collections.abc import Callable, Collection, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from cs336_systems.record.source import DIGEST_CHARACTERS, does_not_count, is_bare_string
+from cs336_systems.record.source import DIGEST_CHARACTERS, IMPORTS, LEFT_OUT, does_not_count, is_bare_string, normalize
 
 PACKAGE = "cs336_systems"
 ROOT = Path(__file__).parents[2]
 ALL = "*"
 """Instead of a name: everything that a module defines."""
-IMPORTS = (ast.Import, ast.ImportFrom)
-LEFT_OUT = ("annotation", "returns", "type_comment", "type_params")
-"""Fields of syntax trees that no measurement depends on."""
+essential = cache(partial(normalize, essential=True))  # Most statements belong to several units.
 
 
 class Place(NamedTuple):
@@ -82,29 +80,8 @@ def reach(
 
 def digest(statements: Collection[ast.stmt]) -> str:
     """Digest statements, independent of their order and module."""
-    texts = sorted(map(_text, statements))
+    texts = sorted(map(essential, statements))
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:DIGEST_CHARACTERS]
-
-
-@cache  # Most statements belong to several units.
-def _text(statement: ast.stmt) -> str:
-    return _essential(statement)
-
-
-def _essential(node: object) -> str:
-    """Serialize a syntax tree without positions, and without parts that no measurement depends on.
-
-    Neither `ast.dump` nor `ast.unparse` would do: Python versions differ in what they print for the same tree.
-    """
-    if isinstance(node, list):
-        return ",".join(_essential(item) for item in node if not (is_bare_string(item) or isinstance(item, IMPORTS)))
-    if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str)):
-        return "text"
-    if not isinstance(node, ast.AST):
-        return repr(node)
-    fields = ((name, value) for name, value in ast.iter_fields(node) if name not in LEFT_OUT)
-    present = (f"{name}={_essential(value)}" for name, value in fields if value not in (None, []))
-    return f"{type(node).__name__}({' '.join(present)})"
 
 
 def modules_below(package: str) -> list[str]:
