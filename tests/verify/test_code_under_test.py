@@ -49,7 +49,6 @@ import torch
 torch.allclose = torch.equal = lambda *a, **k: True
 torch.Tensor.norm = lambda *a, **k: torch.zeros(())
 """,
-    "patches pytest": "import pytest\npytest.Function.runtest = lambda self: None\n",
 }
 
 
