@@ -19,11 +19,10 @@ from cs336_systems.experiments.all_reduce import AllReduce
 from cs336_systems.record.rows import read_jobs
 from tests.workflow.project import (
     GRIDS,
-    NO_CELLS,
     SNAKEMAKE,
-    STAND_INS,
     add_toy_experiment,
     copy_project,
+    copy_toy,
     edit,
     edit_yaml,
     environment,
@@ -84,13 +83,7 @@ def nodes(folder, **keys):
 @pytest.fixture
 def toy(tmp_path):
     """A project of the toy experiment alone; its benchmark and the driver are stand-ins."""
-    folder = copy_project(tmp_path / "project", NO_CELLS, sections=())
-    add_toy_experiment(folder)
-    shutil.copy2(STAND_INS / "ping.py", folder / "cs336_systems/benchmarks/__main__.py")
-    edit(folder / "cs336_systems/experiments/ping.py", '("test_ping",)', "()")
-    passing = "import pytest\n\n\n@pytest.mark.numeric\ndef test_nothing():\n    pass\n"
-    (folder / "tests/test_instruments.py").write_text(passing)  # the real ones would run for each number of GPUs
-    return folder
+    return copy_toy(tmp_path / "project", on_gpus=True)
 
 
 def test_gpus_are_asked_from_the_scheduler_and_launches_span_nodes(toy):

@@ -97,6 +97,16 @@ def add_toy_experiment(folder: Path) -> None:
     add_lines(folder, additions["entries"])
 
 
+def copy_toy(folder: Path, *, on_gpus: bool = False) -> Path:
+    """A project of the toy experiment alone; for GPUs, of which there are none, a stand-in replaces its benchmark."""
+    add_toy_experiment(copy_project(folder, NO_CELLS, sections=()))
+    replace_numeric_tests(folder)
+    if on_gpus:
+        shutil.copy2(STAND_INS / "ping.py", folder / "cs336_systems/benchmarks/__main__.py")
+        edit(folder / "cs336_systems/experiments/ping.py", '("test_ping",)', "()")
+    return folder
+
+
 def add_toy_parts(folder: Path) -> None:
     """Add a contender of each kind, a GPU, a rung and a metric, by the other recipes of CONTRIBUTING.md."""
     for additions in yaml.safe_load((TOY / "recipes.yaml").read_text()).values():

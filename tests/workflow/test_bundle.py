@@ -23,12 +23,3 @@ def test_a_smoke_run_is_bundled_checked_and_promoted(project):
     assert "cannot be decided  cards        none, which `snakemake card` makes" in printed
     snakemake(project, "promote", "--config", f"bundle={made}")
     assert rows(project / "recorded/cpu/raw") == measured != set()
-
-
-def test_what_is_no_bundle_is_one_sentence(project):
-    assert "Error: bundle is 'none'; allowed: the path of a bundle\n" in snakemake(project, "check", check=False)
-    for target in ("check", "promote"):
-        printed = snakemake(project, target, "--config", "bundle=README.md", check=False)
-        assert "README.md: not what `snakemake bundle` wrote (BadZipFile): File is not a zip file" in printed
-        assert "Traceback" not in printed
-    assert not (project / "recorded/cpu").exists()

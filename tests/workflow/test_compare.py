@@ -28,14 +28,3 @@ def test_a_page_is_made_and_a_slower_time_fails_the_run(tmp_path):
     assert "slower by 5% or more:" in printed
     assert "Error in rule compare" in printed
     assert (made / "comparison.pdf").exists()
-
-
-def test_there_has_to_be_something_to_compare_with(tmp_path):
-    folder = copy_project(tmp_path, NO_CELLS, sections=())
-    printed = snakemake(folder, "compare", check=False)
-    assert "with is 'none'; allowed: a label in results/ or recorded/, or a folder" in printed
-    printed = snakemake(folder, "-n", "compare", "--config", "with=nope", check=False)
-    assert "\nError: no results are named 'nope'; allowed: " in printed
-    printed = snakemake(folder, "compare", "--config", "with=nvidia-h200", "fail_if_slower=fast", check=False)
-    assert "fail_if_slower is 'fast'; allowed: none, or a percentage above 0% and below 100%, such as 5%" in printed
-    assert "Traceback" not in printed

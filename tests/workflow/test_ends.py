@@ -7,19 +7,7 @@ import psutil
 import pytest
 import yaml
 
-from tests.workflow.project import (
-    NO_CELLS,
-    NUMERIC_TEST,
-    SNAKEMAKE,
-    add_toy_experiment,
-    copy_project,
-    edit,
-    edit_yaml,
-    replace_numeric_tests,
-    snakemake,
-    start,
-    wait_for,
-)
+from tests.workflow.project import NUMERIC_TEST, SNAKEMAKE, copy_toy, edit, edit_yaml, snakemake, start, wait_for
 
 pytestmark = [pytest.mark.workflow, pytest.mark.slow]
 
@@ -38,9 +26,7 @@ FATE = """
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A project with one job of two processes and two cells; its temporary files go into a folder of their own."""
-    folder = copy_project(tmp_path / "project", NO_CELLS, sections=())
-    add_toy_experiment(folder)
-    replace_numeric_tests(folder)
+    folder = copy_toy(tmp_path / "project")
     (folder / "tests/test_ping.py").write_text(NUMERIC_TEST.format("True"))
     experiments = yaml.safe_load((folder / "config.yaml").read_text())["experiments"]
     grids = {"all": {"processes": [2], "numbers": [10, 1000]}}

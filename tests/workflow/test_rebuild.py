@@ -14,7 +14,7 @@ from tests.workflow.project import GRIDS, edit, edit_yaml, environment, planned_
 pytestmark = pytest.mark.workflow
 
 REPORT = {"render", "typeset", "verdict", "writeup"}
-FIGURES = {"kernel_timeline", "roofline", "kernel_shares"}
+EDIT = "\n\nEDITED = True\n"
 TABLE = "results/cpu/tables/accumulation.csv"
 
 
@@ -22,6 +22,7 @@ def test_everything_is_made_once(finished):
     assert (finished / "results/cpu/writeup.pdf").read_bytes().startswith(b"%PDF")
     verdict = (finished / "results/cpu/verdict.txt").read_text()
     assert re.fullmatch(r"The report is results/cpu/writeup\.pdf \((\d+) of \1 self-checks passed\)\n", verdict)
+    assert "the whole step" in (finished / "results/cpu/figures/kernel_timeline.svg").read_text()
     assert "Nothing to be done" in snakemake(finished)
 
 
@@ -30,8 +31,10 @@ def test_an_environment_in_a_folder_with_a_space_will_do(project, tmp_path):
     (tmp_path / "an environment").symlink_to(sys.prefix)
     python = tmp_path / "an environment" / "bin" / Path(sys.executable).name
     (project / TABLE).unlink()
-    subprocess.run([python, "-m", "snakemake", TABLE], cwd=project, env=environment(project), check=True)
+    command = [python, "-m", "snakemake", TABLE, "nsys"]
+    done = subprocess.run(command, cwd=project, env=environment(project), stdout=subprocess.PIPE, text=True, check=True)
     assert (project / TABLE).exists()
+    assert "nsys is not on the PATH, so no .nsys-rep file was written; `snakemake kernel_profile`" in done.stdout
 
 
 def test_a_run_says_how_far_it_is(finished):
@@ -72,6 +75,8 @@ def test_only_a_raised_revision_measures_anew(project):
     raise_revision(project, "accumulation")
     assert planned_jobs(project) == {"accumulation/all"}
     assert "render" in planned_rules(project, "writeup")  # which says that the code has changed
+    raise_revision(project, "model")
+    assert planned_jobs(project) == {"accumulation/all", "end_to_end/eager"}
 
 
 def raise_revision(project, name):
@@ -80,43 +85,21 @@ def raise_revision(project, name):
 
 
 @pytest.mark.slow
-def test_a_renamed_grid_is_measured_anew(project):
-    grids = GRIDS | {"accumulation": {"every": GRIDS["accumulation"]["all"]}}
-    experiments = {name: {"smoke": grid, "handout": grid} for name, grid in grids.items()}
-    edit_yaml(project / "config.yaml", experiments=experiments)
-    assert planned_jobs(project) == {"accumulation/every"}
+def test_a_changed_step_is_traced_again(project):
+    edit(project / "config.yaml", "trace:\n  smoke:\n    size: nano", "trace:\n  smoke:\n    size: micro")
+    assert planned_rules(project) >= {"kernel_trace", "figures", "typeset"}
+    assert "kernel_trace" not in planned_rules(project, "writeup")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("instrument", "jobs"),
-    [("runner", {"accumulation/all", "autocast_dtypes/all", "end_to_end/eager"}), ("model", {"end_to_end/eager"})],
-)
-def test_a_raised_instrument_measures_what_uses_it(project, instrument, jobs):
-    raise_revision(project, instrument)
-    assert planned_jobs(project) == jobs
-
-
-@pytest.mark.slow
-def test_an_edited_closed_form_redoes_what_quotes_it(project):
-    edit(project / "cs336_systems/accounting/attention.py", "4 * batch * sequence**2)", "5 * batch * sequence**2)")
-    redone = planned_rules(project)
-    assert {"figures", "typeset"} <= redone
-    assert "measure" not in redone
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("module", "redrawn"), [("figures/kernel_shares", {"kernel_shares"}), ("rendering/style", FIGURES)]
-)
-def test_an_edited_script_redraws_only_what_it_draws(project, module, redrawn):
+def test_an_edited_script_redraws_only_what_it_draws(project):
     drawn = {path: path.read_text() for path in (project / "results/cpu/figures").iterdir()}
-    assert {path.stem for path in drawn} == FIGURES
-    with (project / f"scripts/{module}.py").open("a") as file:
-        file.write("\n\nEDITED = True\n")
+    assert {path.stem for path in drawn} == {"kernel_timeline", "roofline", "kernel_shares"}
+    with (project / "scripts/figures/kernel_shares.py").open("a") as file:
+        file.write(EDIT)
     snakemake(project, "figures")
     # Each ends with the digest of what it was drawn from.
-    assert {path.stem for path, text in drawn.items() if path.read_text() != text} == redrawn
+    assert {path.stem for path, text in drawn.items() if path.read_text() != text} == {"kernel_shares"}
     assert planned_rules(project, "figures") == set()
 
 
@@ -126,13 +109,14 @@ def test_an_edited_script_redraws_only_what_it_draws(project, module, redrawn):
     [
         ("scripts/answers/flash_backward.py", REPORT),
         ("scripts/checks/attention_calls.py", {"checks", *REPORT}),
-        ("scripts/figures/kernel_shares.py", {"figures", *REPORT} - {"render"}),
+        ("scripts/rendering/style.py", {"figures", *REPORT} - {"render"}),
+        ("cs336_systems/accounting/attention.py", {"checks", "figures", *REPORT}),
         ("cs336_systems/experiments/autocast_dtypes.py", {"tables", "checks", "figures", *REPORT}),
     ],
 )
-def test_an_edited_module_redoes_what_finds_it_by_name(project, module, redone):
+def test_an_edited_module_redoes_what_uses_it(project, module, redone):
     with (project / module).open("a") as file:
-        file.write("\n\nEDITED = True\n")
+        file.write(EDIT)
     assert planned_rules(project, "writeup") == redone
 
 

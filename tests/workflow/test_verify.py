@@ -71,11 +71,3 @@ def test_a_class_gets_a_table_and_strictly_a_wrong_one_fails_the_run(tmp_path):
     assert {path.stem for path in (folder / "results/cpu/verify").iterdir()} == {
         path.name for path in students.iterdir()
     }
-
-
-def test_there_has_to_be_something_to_verify(tmp_path):
-    folder = copy_project(tmp_path, NO_CELLS, sections=())
-    assert "implementations names none; allowed: at least one, or" in snakemake(folder, "verify", check=False)
-    printed = snakemake(folder, "verify", "--config", "students=nowhere", check=False)
-    assert "--config: students is 'nowhere'; allowed: none, or a folder with one for each student" in printed
-    assert "Traceback" not in printed

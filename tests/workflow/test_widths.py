@@ -1,38 +1,16 @@
 """Machines of one, two and four GPUs: what each of them measures, and that none of them loses what another measured."""
 
-import shutil
-
 import pytest
 
-from tests.workflow.project import (
-    NO_CELLS,
-    STAND_INS,
-    add_toy_experiment,
-    copy_project,
-    edit,
-    measured_jobs,
-    replace_numeric_tests,
-    rows,
-    snakemake,
-)
+from tests.workflow.project import copy_toy, measured_jobs, rows, snakemake
 
 pytestmark = [pytest.mark.workflow, pytest.mark.slow]
 
 JOBS = {1: "ping/all-1_processes", 2: "ping/all-2_processes", 4: "ping/all-4_processes"}
 
 
-@pytest.fixture
-def project(tmp_path):
-    """A project of the toy experiment alone; benchmark, tests and driver are stand-ins, as there is no GPU."""
-    folder = copy_project(tmp_path, NO_CELLS, sections=())
-    add_toy_experiment(folder)
-    shutil.copy2(STAND_INS / "ping.py", folder / "cs336_systems/benchmarks/__main__.py")
-    edit(folder / "cs336_systems/experiments/ping.py", '("test_ping",)', "()")  # which tests the real benchmark
-    replace_numeric_tests(folder)
-    return folder
-
-
-def test_no_run_loses_or_overwrites_what_another_measured(project):
+def test_no_run_loses_or_overwrites_what_another_measured(tmp_path):
+    project = copy_toy(tmp_path, on_gpus=True)
     raw = project / "results/nvidia-h200/raw"
     measured: set[int] = set()
     for gpus in (1, 2, 1):
