@@ -9,8 +9,7 @@ import torch._inductor.config
 
 from cs336_systems.benchmarks import end_to_end
 from cs336_systems.experiments.end_to_end import EndToEnd
-from cs336_systems.record.measurement import parse_samples
-from cs336_systems.training_step import PHASES_OF_MODE, TrainingStep
+from cs336_systems.training_step import TrainingStep
 
 CPU = torch.device("cpu")
 TINY = "tiny:d_model=8,d_ff=8,num_layers=1,num_heads=2"
@@ -23,26 +22,6 @@ def tiny(**parameters):
 def measured(cell):
     torch.manual_seed(0)
     return {measurement.metric: measurement for measurement in end_to_end.measure(cell, CPU)}
-
-
-@pytest.mark.parametrize("mode", PHASES_OF_MODE)
-def test_a_step_is_the_sum_of_the_phases_of_its_mode(mode):
-    metrics = measured(tiny(mode=mode))
-    phases = PHASES_OF_MODE[mode]
-    assert list(metrics)[: len(phases) + 1] == [*phases, "step"]
-    laps = zip(*(parse_samples(metrics[phase].samples) for phase in phases), strict=True)
-    assert parse_samples(metrics["step"].samples) == pytest.approx([sum(lap) for lap in laps], rel=1e-3)
-    assert {metrics[name].n for name in (*phases, "step")} == {3}
-    assert all(metrics[name].mean > 0 for name in (*phases, "step", "first_step", "build", "warmup"))
-    assert metrics["first_step"].n == 1
-    assert metrics["compiled_graphs"].mean == 0
-    assert metrics["peak_memory"].status == "skipped"
-    assert "CUDA" in metrics["peak_memory"].message
-
-
-@pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("bf16", "bfloat16")])
-def test_logits_have_the_cells_precision(precision, dtype):
-    assert measured(tiny(precision=precision, mode="forward"))["logits_dtype"].value == dtype
 
 
 @pytest.mark.parametrize("warmup", [0, 1])
@@ -69,19 +48,6 @@ def test_a_rehearsal_is_eager_and_short_and_a_cold_start_has_none():
     cell = tiny(compiled=True, precision="bf16")
     assert EndToEnd.rehearsal(cell) == tiny(compiled=False, precision="bf16", steps=1)
     assert EndToEnd.rehearsal(tiny(cold_start=True)) is None
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("mode", PHASES_OF_MODE)
-def test_the_device_is_never_busier_than_the_step_is_long(mode):
-    cell = tiny(size="micro", context=256, mode=mode, warmup=5)
-    rows = end_to_end.measure(cell, torch.device("cuda"))
-    metrics = {measurement.metric: measurement.mean for measurement in rows}
-    phases = PHASES_OF_MODE[mode]
-    assert metrics["device_busy"] == pytest.approx(sum(metrics[f"{phase}_busy"] for phase in phases))
-    assert all(0 < metrics[f"{phase}_busy"] < metrics[phase] for phase in phases)
-    assert metrics["launches"] > 4 * 20  # layers, and kernels in each
-    assert metrics["device_allocations"] == 0  # after five warm-up steps
 
 
 @pytest.mark.gpu

@@ -8,60 +8,16 @@ import sys
 import pytest
 import torch
 
-from cs336_systems.accounting.transformer import forward_products
 from cs336_systems.artifacts.kernel_trace import write_trace
 from cs336_systems.benchmarks import kernel_profile
 from cs336_systems.experiments.kernel_profile import KernelProfile
-from cs336_systems.measure.kernel_names import CATEGORIES, is_product
 from cs336_systems.measure.trace import Kernel, Stage, attribute, read_events, read_file
 from cs336_systems.record.measurement import STAGES
-from cs336_systems.sizes import parse_size
 from tests.samples import ROOT
 from tests.support.models import ConvolutionLM
 
 CPU = torch.device("cpu")
 TINY = "tiny:d_model=8,d_ff=12,num_layers=2,num_heads=2"
-
-
-def measured(**parameters):
-    torch.manual_seed(0)
-    cell = KernelProfile(**({"size": TINY, "context": 7, "vocab_size": 32, "warmup": 1, "steps": 3} | parameters))
-    return kernel_profile.measure(cell, CPU)
-
-
-@pytest.mark.parametrize(("mode", "stages"), [("train_step", STAGES), ("inference", ("forward",))])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_rows_tell_where_a_steps_time_goes(mode, stages, precision):
-    rows = measured(mode=mode, precision=precision)
-    for metric in ("stage", "stage_profiled", "stage_busy"):
-        assert [(row.details["stage"], row.n) for row in rows if row.metric == metric] == [(name, 3) for name in stages]
-    assert {row.metric: row.n for row in rows if row.metric in ("step", "step_profiled")} == {
-        "step": 3,
-        "step_profiled": 3,
-    }
-    (idle,) = [row for row in rows if row.metric == "stage_idle"]
-    assert (idle.status, "CPU" in idle.message) == ("skipped", True)
-    busy = {row.details["stage"]: row.mean for row in rows if row.metric == "stage_busy"}
-    profiled = {row.details["stage"]: row.mean for row in rows if row.metric == "stage_profiled"}
-    kernels = [row for row in rows if row.metric == "kernel"]
-    assert {row.details["category"] for row in kernels} <= set(CATEGORIES)
-    for stage in stages:
-        spent = sum(row.mean * row.n for row in kernels if row.details["stage"] == stage) / 3 / 1e3
-        assert spent == pytest.approx(busy[stage], rel=0.02)
-        assert 0 < busy[stage] <= profiled[stage]
-    (unknown,) = [row.mean for row in rows if row.metric == "unattributed"]
-    assert unknown < 0.01
-
-
-def test_matmul_launches_per_forward_pass_are_layers_times_products():
-    rows = measured(mode="inference")
-    launches = [
-        (row.details["range"], row.n)
-        for row in rows
-        if row.metric == "kernel" and row.details["category"] == "matmul" and is_product(row.details["kernel"])
-    ]
-    assert sum(n for _, n in launches) == 3 * forward_products(parse_size(TINY)) == 3 * (2 * 9 + 1)
-    assert dict(launches)["final product"] == 3 * 2
 
 
 def kernels_of(*durations):

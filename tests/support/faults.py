@@ -1,7 +1,7 @@
 """Faults that are planted in tables, and what the self-checks say of them."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -13,7 +13,7 @@ from pandas import DataFrame
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.measurement import format_samples, parse_samples
 from cs336_systems.record.rows import parameters
-from cs336_systems.record.validation import STATISTICS
+from cs336_systems.record.validation import STATISTICS, Row
 from scripts.checks import Check, checks_of, laws
 from scripts.checks.law import SOME, Law, Statement
 from scripts.views.cells import in_words
@@ -39,6 +39,11 @@ def on_a_cpu() -> Tables:
 def sound_tables(experiment: str) -> Tables:
     """The tables recorded on an H200, or, if it has no rows of an experiment yet, a CPU's."""
     return recorded() if len(recorded()[experiment]) else on_a_cpu()
+
+
+def tables_of(experiment: str, rows: Iterable[Row]) -> Tables:
+    """Tables of one experiment's rows alone."""
+    return {name: frame(name, rows if name == experiment else []) for name in EXPERIMENTS}
 
 
 def failures(part: str, tables: Tables) -> list[str]:
