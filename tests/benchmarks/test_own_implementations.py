@@ -61,7 +61,7 @@ WRONG = {
         "Nothing": "not timed: it raises ValueError: tests.support.own has no 'Nothing'",
     },
     "optimizer_sharding": {
-        "LonelyOptimizer": OFF,
+        **dict.fromkeys(("LonelyOptimizer", "IdleOptimizer", "StatelessOptimizer", "SlowOptimizer"), OFF),
         "WholeOptimizer": "not timed: a rank holds 1 of all optimizer state",
     },
     "fsdp": {

@@ -57,6 +57,28 @@ class LonelyOptimizer(ShardedOptimizer):
         pass
 
 
+class IdleOptimizer(ShardedOptimizer):
+    """Updates nothing."""
+
+    def step(self):
+        pass
+
+
+class StatelessOptimizer(ShardedOptimizer):
+    """Forgets its moments after each step."""
+
+    def step(self):
+        super().step()
+        self.own.state.clear()
+
+
+class SlowOptimizer(ShardedOptimizer):
+    """Halves the learning rate."""
+
+    def __init__(self, params, optimizer_cls, lr, **kwargs):
+        super().__init__(params, optimizer_cls, lr=lr / 2, **kwargs)
+
+
 def WholeOptimizer(params, optimizer_cls, **kwargs):
     """Shares nothing."""
     return optimizer_cls(params, **kwargs)
