@@ -9,29 +9,19 @@ import torch
 from cs336_systems.accounting.setting import Scheme
 from cs336_systems.benchmarks import flash
 from cs336_systems.benchmarks.comparison.exact_attention import require_attention
-from cs336_systems.experiments.base import make_cell
 from cs336_systems.experiments.contender import Contender, Declared
 from cs336_systems.experiments.flash import AttentionContender, Flash
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.implementations import load_path
-from cs336_systems.record.revisions import contenders_of, revisions_of
 from scripts.answers import flash_benchmarking
 from scripts.checks.attention_calls import kernels_are_its_own
 from scripts.rendering.answer import answers_of
 from scripts.stages.self_checks import all_checks
-from scripts.views.data import frame
 from tests.samples import planned_cells, planned_rows
 from tests.scripts.test_figures import figure_of
 from tests.scripts.test_flash_report import add_like, table_of, words
-from tests.support.faults import put, rows
+from tests.support.faults import put, rows, tables_of
 
-CODE = """
-from cs336_systems.attention import plain_attention
-
-
-def build(cell):
-    return lambda q, k, v: plain_attention(q, k, v, cell.causal)
-"""
 ENTRY = AttentionContender(
     name="newest", title="the newest", about="for a test", builder="newest_attention:build", kernel="newest_kernel"
 )
@@ -46,7 +36,7 @@ def entries():
 
 
 @pytest.mark.parametrize(("experiment", "contender"), list(entries()), ids=lambda part: getattr(part, "name", part))
-def test_each_has_a_builder_a_title_and_an_identity(experiment, contender):
+def test_each_has_a_builder_a_title_an_identity_and_a_scheme(experiment, contender):
     assert callable(load_path(contender.builder))
     assert contender.title
     assert not contender.own
@@ -56,18 +46,9 @@ def test_each_has_a_builder_a_title_and_an_identity(experiment, contender):
     # What PyTorch runs for ours on a GPU has no name of its own; a library's would be another if it fell back.
     if experiment == Flash.name and contender.foreign:
         assert contender.kernel
-
-
-@pytest.mark.parametrize(
-    ("experiment", "contender"),
-    [each for each in entries() if isinstance(each[1], Declared)],
-    ids=lambda part: getattr(part, "key", part),
-)
-def test_each_that_trains_on_several_ranks_declares_its_scheme(experiment, contender):
-    allowed = get_args(Scheme)
-    assert contender.scheme in allowed, (
-        f"scheme of contender {contender.key} of {experiment} is {contender.scheme!r}; allowed: {', '.join(allowed)}"
-    )
+    if isinstance(contender, Declared):
+        where, allowed = f"scheme of contender {key} of {experiment}", get_args(Scheme)
+        assert contender.scheme in allowed, f"{where} is {contender.scheme!r}; allowed: {', '.join(allowed)}"
 
 
 def test_a_contender_without_scheme_has_no_closed_form():
@@ -107,29 +88,9 @@ def test_each_of_attention_is_measured():
     assert not missing, f"no grid of flash in config.yaml measures {missing}: add them to an `implementation`"
 
 
-@pytest.fixture
-def newest(monkeypatch, tmp_path):
-    """A registry with one more entry, whose code is in a separate module."""
-    (tmp_path / "newest_attention.py").write_text(CODE)
-    monkeypatch.syspath_prepend(tmp_path)
+def test_one_more_is_in_tables_figures_legends_and_checks(monkeypatch):
     monkeypatch.setattr(Flash, "contenders", (*Flash.contenders, ENTRY))
-    return make_cell(Flash, {"sequence": 40, "d": 16, "implementation": "newest"})
-
-
-def test_one_more_is_measured(newest):
-    cpu = torch.device("cpu")
-    require_attention(flash.build(newest), flash.make_inputs(newest, cpu), is_causal=True)  # its test
-    metrics = {row.metric: row for row in flash.measure(newest, cpu)}
-    assert metrics["forward_backward"].n == flash.CPU_CALLS
-    assert metrics["forward_backward"].mean > 0
-
-
-def test_its_rows_carry_its_revision(newest):
-    assert revisions_of(newest, contenders_of(newest))["flash/newest"] == "1"
-
-
-def test_one_more_is_in_tables_figures_legends_and_checks(newest):
-    tables = {name: frame(name, planned_rows(name, "handout") if name == "flash" else []) for name in EXPERIMENTS}
+    tables = tables_of("flash", planned_rows("flash", "handout"))
     tables = add_like(tables, "flash_attention_4", "newest", 1.01)
     tables = put(rows("flash", implementation="newest", metric="launches"), kernels="newest_kernel")(tables)
     answers = answers_of(flash_benchmarking.answers(tables))

@@ -132,19 +132,14 @@ def test_a_lock_whose_owner_may_live_is_left_alone(lock):
 
 
 @pytest.mark.parametrize("noted", [[[1, 2]], []])
-def test_another_lock_of_the_same_name_is_left_alone(lock, noted):
+def test_another_lock_of_the_same_name_and_a_file_that_is_no_lock_are_left_alone(lock, tmp_path, noted):
     path, owner, _ = lock
-    owner(locks=dict(zip([str(path)], noted, strict=False)))
+    thesis = tmp_path / "thesis.tex"
+    thesis.touch()
+    owner(locks={str(thesis): run_lock._identity(thesis)} | dict(zip([str(path)], noted, strict=False)))
     assert run_lock.clear_after_dead_owner() == ""
     assert path.exists()
-
-
-def test_a_file_that_is_no_lock_is_left_alone(lock, tmp_path):
-    _, owner, _ = lock
-    (tmp_path / "thesis.tex").touch()
-    owner(locks={str(tmp_path / "thesis.tex"): run_lock._identity(tmp_path / "thesis.tex")})
-    assert run_lock.clear_after_dead_owner() == ""
-    assert (tmp_path / "thesis.tex").exists()
+    assert thesis.exists()
 
 
 @pytest.mark.parametrize("kind", ["no note", "a link", "another's note"])

@@ -13,8 +13,8 @@ import pytest
 
 from cs336_systems.benchmarks.command_line import parse_command_line
 from cs336_systems.config import Config, as_in_a_file
-from cs336_systems.experiments.base import Experiment, Positive, field_docs
-from cs336_systems.experiments.registry import EXPERIMENTS, KINDS
+from cs336_systems.experiments.base import Experiment, Positive
+from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import make_plan, plan_to_json, read_plan
 from cs336_systems.run.taken import key_of, read_taken
 from cs336_systems.sizes import parse_size
@@ -220,21 +220,14 @@ def test_recorded_results_are_not_measured(tmp_path):
         ("2 x GeForce RTX 4090", "nvidia-geforce-rtx-4090", 2),
         (" 8 X h200 ", "nvidia-h200", 8),
         ("4 x NVIDIA A10G", "nvidia-a10g", 4),  # a driver's name of a model that is not listed
+        ("cpu", "cpu", 0),
     ],
 )
-def test_a_short_name_of_a_gpu_plans_for_its_full_name(machine, label, gpus):
-    plan = make_plan(config(machine=machine))
-    assert (plan.machine, plan.gpus) == (label, gpus)
-
-
-@pytest.mark.parametrize("gpus", [1, 4])
-def test_what_the_jobs_run_on_may_be_another_machine(monkeypatch, gpus):
+def test_jobs_may_run_on_another_machine_whose_name_may_be_short(monkeypatch, machine, label, gpus):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # as on a login node
-    plan = make_plan(config(machine=f"{gpus} x NVIDIA H200"))
-    assert (plan.machine, plan.gpus, plan.scale, plan.device) == ("nvidia-h200", gpus, "handout", "cuda")
-    assert str(plan.raw) == "results/nvidia-h200/raw"
-    plan = make_plan(config(machine="cpu"))
-    assert (plan.machine, plan.gpus, plan.scale, plan.device) == ("cpu", 0, "smoke", "cpu")
+    plan = make_plan(config(machine=machine))
+    assert (plan.machine, plan.gpus, str(plan.raw)) == (label, gpus, f"results/{label}/raw")
+    assert (plan.scale, plan.device) == (("handout", "cuda") if gpus else ("smoke", "cpu"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,10 +320,3 @@ def test_a_plan_survives_its_file(tmp_path, ranks, scale):
     plan = dataclasses.replace(ranks("4 x NVIDIA H200"), scale=scale)
     (tmp_path / "plan.json").write_text(plan_to_json(plan))
     assert read_plan(tmp_path / "plan.json") == plan
-
-
-@pytest.mark.parametrize("experiment", KINDS.values(), ids=KINDS)
-def test_every_parameter_is_documented(experiment):
-    docs = field_docs(experiment)
-    assert all(docs.get(field.name) for field in dataclasses.fields(experiment))
-    assert experiment.__doc__.endswith(".")

@@ -51,9 +51,11 @@ def test_help_explains_every_option(name, capsys, monkeypatch):
     assert status.value.code == 0
     text = capsys.readouterr().out
     assert f"python -m cs336_systems.benchmarks {name}" in text
+    assert KINDS[name].__doc__.endswith(".")
     docs = field_docs(KINDS[name])
     for option in parameters(KINDS[name]):
         assert f"--{option.replace('_', '-')}" in text
+        assert docs.get(option), f"{option} of {name} has no docstring"
         assert docs[option].split(";")[0].split("\n")[0] in text
 
 
