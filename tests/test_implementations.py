@@ -121,10 +121,7 @@ def test_adapters_of_a_folder_take_part_in_their_families(tmp_path):
         for name, jobs in plan.jobs.items()
     }
     assert {name: texts for name, texts in own.items() if texts} == {
-        "flash": {
-            f"adapter-triton={folder}/tests.adapters:{TRITON}",
-            "mine=cs336_systems.sizes:a",
-        },
+        "flash": {f"adapter-triton={folder}/tests.adapters:{TRITON}", "mine=cs336_systems.sizes:a"},
         "data_parallel": {f"adapter-ddp={folder}/tests.adapters:get_ddp"},
     }
 

@@ -74,14 +74,6 @@ def test_the_replay_agrees_with_the_allocator_and_categories_with_sizes(size, co
     assert (most[ACTIVATIONS] > 0) == (mode != "inference")
 
 
-def test_additions_to_the_residual_stream_are_found_with_their_lines():
-    rows = rows_of(MemoryProfile(size=WIDE, context=300, vocab_size=VOCABULARY, mode="forward", precision="bf16"))
-    chosen = [row for row in rows if row.metric == "residual_tensors" and row.details["operator"] == "add"]
-    assert [row.mean for row in chosen] == [3, 3]  # two lines, once per block
-    assert all(row.details["source"].startswith("cs336_systems/model.py:") for row in chosen)
-    assert all(row.details["source"].endswith(" forward") for row in chosen)
-
-
 def test_the_largest_allocations_are_the_scores_where_they_outgrow_the_rest():
     rows = rows_of(MemoryProfile(size=TINY, context=500, vocab_size=7, mode="forward"))
     largest = [row for row in rows if row.metric == "allocation"][:2]

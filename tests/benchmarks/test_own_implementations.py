@@ -26,11 +26,11 @@ CELL = {
 OFF = r"not timed: after 3 steps the change of \S+ has a relative error of [\d.]+ against a single process"
 OFF_AT_FULL_SIZE = r"not timed: its gradient of \S+ has a relative error of [\d.]+ against the mean over the ranks"
 RIGHT = {
-    "data_parallel": ["DDP", "adapter-ddp", "emmys-ddp", "pytorchs-ddp", "Bucketed"],
-    "optimizer_sharding": ["ShardedOptimizer", "adapter-optimizer", "pytorchs-optimizer", "ours-sharded"],
-    "fsdp": ["FSDP", "MyFSDP", "adapter-fsdp", "pytorchs-fsdp", "ours-fsdp"],
+    "data_parallel": ["DDP", "adapter-ddp", "emmys-ddp", "pytorchs-ddp"],
+    "optimizer_sharding": ["ShardedOptimizer", "adapter-optimizer", "pytorchs-optimizer"],
+    "fsdp": ["FSDP", "MyFSDP", "adapter-fsdp", "pytorchs-fsdp"],
 }
-"""Small ones, the examples', PyTorch's and this project's."""
+"""Small ones, the examples' and PyTorch's. This project's are contenders."""
 ADAPTERS, EMMYS = (f"{ROOT}/examples/{name}/tests.adapters" for name in ("my_systems", "class/emmy"))
 PLACES = {
     "MyFSDP": "examples.my_systems.fsdp:FSDP",
@@ -45,8 +45,6 @@ PLACES = {
     "pytorchs-optimizer": "torch.distributed.optim:ZeroRedundancyOptimizer",
     "pytorchs-fsdp": "tests.support.pytorchs:fsdp",
     "Summing": "tests.support.wrong_wrappers:Summing",
-    "ours-sharded": "cs336_systems.parallel.sharded_optimizer:ShardedOptimizer",
-    "ours-fsdp": "cs336_systems.parallel.fsdp:FullyShardedDataParallel",
     **{name: f"tests.support.cheats_in_training:{name}" for cheats in CHEATS.values() for name in cheats},
 }
 """Implementations outside `tests.support.own`."""

@@ -21,12 +21,7 @@ SHORT = [torch.empty(4096, 16, 64, dtype=torch.bfloat16, device="meta") for _ in
         ({"forward": 1.8e-3, "backward": 1.8e-3}, LONG, "bf16", "backward was timed at 1.8 ms, less than the 1.93 ms"),
         ({"graph": 2.8e-3}, LONG, "bf16", "graph was timed at 2.8 ms, less than the 2.9 ms of 3.3e+12 FLOPs in bf16"),
         ({"forward": 1.8e-3}, LONG, "fp32", "forward was timed at 1.8 ms, less than the 5.8 ms"),
-        (
-            {"forward": 4e-6},
-            SHORT,
-            "bf16",
-            "forward was timed at 0.004 ms, less than the 0.00456 ms of reading",
-        ),
+        ({"forward": 4e-6}, SHORT, "bf16", "forward was timed at 0.004 ms, less than the 0.00456 ms of reading"),
         ({"graph": 4e-6}, SHORT, "bf16", ""),  # which finds them in the L2 cache
     ],
 )

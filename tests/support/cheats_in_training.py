@@ -176,22 +176,12 @@ class ChangesInputs(LateForward):
         return DDP.forward(self, tokens)
 
 
-def replacing(owner, name, replacement):
-    """A wrapper that replaces a function that measures or compares."""
+class OwnClock(LateForward):
+    """Replaces what takes the time."""
 
     def less(self, tokens):
-        setattr(owner, name, replacement)
+        time.perf_counter = lambda: 0.0
         return DDP.forward(self, tokens)
-
-    return type(f"Replacing_{name}", (LateForward,), {"less": less})
-
-
-Clock = replacing(time, "perf_counter", lambda: 0.0)
-Event = replacing(torch.cuda, "Event", object)
-Synchronize = replacing(torch.cuda, "synchronize", lambda device=None: None)
-Barrier = replacing(dist, "barrier", lambda *group, **options: None)
-AllClose = replacing(torch, "allclose", lambda *tensors, **options: True)
-Norm = replacing(torch.Tensor, "norm", lambda x, *options: x.new_zeros(()))
 
 
 class LateOptimizer(ShardedOptimizer):
@@ -352,12 +342,7 @@ CHEATS = {
         "AllowsTF32": "it has changed float32_matmul_precision from highest to medium",
         "LazyLogits": "its loss is of type Lazy; allowed: Tensor",
         "ChangesInputs": "it changes its inputs",
-        "Clock": "it has replaced time.perf_counter",
-        "Event": "it has replaced torch.cuda.Event",
-        "Synchronize": "it has replaced torch.cuda.synchronize",
-        "Barrier": "it has replaced torch.distributed.barrier",
-        "AllClose": "it has replaced torch.allclose",
-        "Norm": "it has replaced torch.Tensor.norm",
+        "OwnClock": "it has replaced time.perf_counter",
     },
     "optimizer_sharding": {
         "EarlyBroadcasts": DIFFERS,

@@ -4,7 +4,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cs336_systems.parallel.data_parallel import BucketedDataParallel
 from examples.my_systems.ddp import DDP
 from examples.my_systems.sharded_optimizer import ShardedOptimizer
 
@@ -149,10 +148,3 @@ class ShapelessFSDP(FSDP):
         for name, weight in super().gather_full_params().items():
             self.whole[name].data = weight
         return self.hidden[0](*inputs)
-
-
-class Bucketed(BucketedDataParallel):
-    """This project's wrapper."""
-
-    def __init__(self, module):
-        super().__init__(module, bucket_size_mb=100)

@@ -31,10 +31,7 @@ def folder(tmp_path_factory):
 @pytest.mark.workflow
 @pytest.mark.parametrize(
     ("tests", "sentence"),
-    [
-        (["large"], "A kernel does not fit this GPU"),
-        (["large", "wrong"], "The code is incorrect on this machine"),
-    ],
+    [(["large"], "A kernel does not fit this GPU"), (["large", "wrong"], "The code is incorrect on this machine")],
 )
 def test_a_kernel_that_does_not_fit_is_not_called_incorrect(folder, tests, sentence):
     for name, text in {"large": TOO_LARGE, "wrong": NUMERIC_TEST.format("False")}.items():

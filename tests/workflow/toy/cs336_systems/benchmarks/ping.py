@@ -22,7 +22,4 @@ def measure(cell: Ping, device: torch.device) -> list[Measurement]:
     all_reduce()
     total = numbers[0].item()
     _, seconds = time_phases({"all_reduce": all_reduce}, warmup=2, steps=cell.steps, device=device)
-    return [
-        summarize("all_reduce", "ms", [1e3 * lap for lap in seconds["all_reduce"]]),
-        summarize("sum", "", [total]),
-    ]
+    return [summarize("all_reduce", "ms", [1e3 * lap for lap in seconds["all_reduce"]]), summarize("sum", "", [total])]
