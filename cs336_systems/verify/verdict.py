@@ -28,6 +28,8 @@ LONGEST = 300
 """Maximum number of quoted characters of their messages."""
 NEEDS_A_GPU = ("cuda", "gpu", "nvidia", "driver", "triton")
 """Words in errors of GPU code on a machine without a GPU."""
+NO_DRIVER = "active drivers"
+"""Part of Triton's message without a GPU, which adds nothing."""
 UNLOADABLE = "it cannot be loaded: "
 IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError")
 BLOCK_POINTERS = ("make_block_ptr", "advance")
@@ -155,7 +157,7 @@ def of_error(raised: Raised) -> Finding:
     if any(name in text for name in BLOCK_POINTERS) and ("has no attribute" in text or raised.triton):
         return "cannot run here", "this Triton has no block pointers; Triton 3.6 to 3.8 have them"
     if not torch.cuda.is_available() and (raised.triton or any(word in text.lower() for word in NEEDS_A_GPU)):
-        return "cannot run here", f"it needs a GPU: {message or raised.kind}"
+        return "cannot run here", "it needs a GPU" + ("" if NO_DRIVER in message else f": {message or raised.kind}")
     if raised.kind == "NotImplementedError":
         if NO_BACKWARD in message:
             return "unsupported", "it has no backward pass"

@@ -161,6 +161,13 @@ SOLUTIONS = {
         },
         {"adapter-optimizer": (RIGHT, "2 of 2 cases of the handout right; 11 of 11 cases beyond it")},
     ),
+    "an optimizer whose own groups lack the learning rate, which only schedulers need": (
+        {
+            "implementations.yaml": "sharded_optimizer: {mine: 'optim:ShardedOptimizer'}\n",
+            "optim.py": OURS.replace("super().__init__(params, kwargs)", "super().__init__(params, {})"),
+        },
+        {"mine": (RIGHT, "2 of 2 cases of the handout right; 9 of 11 cases beyond it")},
+    ),
     "nothing yet": (
         {
             "tests/adapters.py": OF_ATTENTION.format("raise NotImplementedError")
