@@ -55,7 +55,7 @@ def price(text: str) -> tuple[float, float]:
 
 def parser() -> OneSentence:
     """The command line."""
-    command = OneSentence("compare", description="Compare two result folders cell by cell.")
+    command = OneSentence("compare", description="Compare the times of two result folders, or of two files.")
     command.add_argument("a", metavar="A", help="a result folder, the label of one in results/ or recorded/, or a file")
     command.add_argument("b", metavar="B", help="the results to compare with A, likewise")
     command.add_argument(

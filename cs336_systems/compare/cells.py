@@ -9,6 +9,7 @@ from cs336_systems.compare.statistics import Time, time_of
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.experiments.metrics import SECONDS, metrics_of
 from cs336_systems.experiments.registry import KINDS
+from cs336_systems.implementations import PARAMETER, label
 from cs336_systems.record.measurement import ORDERED_SAMPLES, SM_CLOCK, parse_samples
 from cs336_systems.record.rows import parameters
 from cs336_systems.record.validation import Row
@@ -43,11 +44,17 @@ class Cell:
 
     @property
     def key(self) -> Key:
-        """The values that two compared cells share: parameters, seed, number of GPUs and nodes, and dtypes."""
+        """The values that two compared cells share: parameters, seed, number of GPUs and nodes, and dtypes.
+
+        Two versions of a user's implementation are compared by its name, wherever each is imported from.
+        """
         row = self.rows[0]
+        values = {name: getattr(row, name) for name in parameters(self.experiment)}
+        if PARAMETER in values:
+            values[PARAMETER] = ",".join(map(label, values[PARAMETER].split(",")))
         place = [getattr(row, name) for name in ("seed", "gpu_count", "nodes", "tf32")]
         dtypes = sorted((each.metric, self.details(each), each.value) for each in self.rows if each.unit == "dtype")
-        return (self.experiment.name, *(getattr(row, name) for name in parameters(self.experiment)), *place, *dtypes)
+        return (self.experiment.name, *values.values(), *place, *dtypes)
 
     @property
     def name(self) -> str:

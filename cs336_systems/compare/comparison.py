@@ -13,6 +13,8 @@ from cs336_systems.compare.speed import SLOWER, UNDECIDED, Verdict
 from cs336_systems.compare.statistics import MARGIN, Difference, RunToRun, decide, difference, run_to_run, widening
 from cs336_systems.record.validation import Row
 
+SAMPLES = "samples"
+"""In place of an experiment, for the times of other tools."""
 STATED = ("gpu", "cpu", "driver", "cuda", "cudnn", "torch", "triton", "flash_attn", "python", "git_commit")
 """Provenance whose differences are stated first."""
 VERSIONS = ("gpu", "cpu", "driver", "cuda", "cudnn", "torch", "torch_files", "triton", "python")
@@ -76,6 +78,8 @@ class Comparison:
     widened: float
     """Factor on all intervals: how much more the cells of unchanged code differ than calibrated."""
     margin: float
+    on_gpu: bool
+    """Whether a GPU's times are compared, which differ less from run to run."""
 
     def count(self, verdict: Verdict) -> int:
         """Number of cells with a verdict."""
@@ -128,6 +132,7 @@ def compare(
         code=code([pair[1] for pair in pairs], [pair[3] for pair in pairs]),
         widened=widened,
         margin=margin,
+        on_gpu=on_gpu,
     )
 
 
@@ -148,7 +153,7 @@ def compare_samples(a: Samples, b: Samples, *, on_gpu: bool, margin: float = MAR
     model = run_to_run("gpu" if on_gpu else "cpu")
     rough = [
         Compared(
-            experiment="samples",
+            experiment=SAMPLES,
             cell=name,
             metric="",
             details="",
@@ -174,6 +179,7 @@ def compare_samples(a: Samples, b: Samples, *, on_gpu: bool, margin: float = MAR
         code={},
         widened=widened,
         margin=margin,
+        on_gpu=on_gpu,
     )
 
 

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from cs336_systems.compare.comparison import Compared, Comparison
-from cs336_systems.compare.speed import FASTER, SLOWER, VERDICTS
-from cs336_systems.compare.statistics import LEVEL
+from cs336_systems.compare.comparison import CPU_TAIL, SAMPLES, Compared, Comparison
+from cs336_systems.compare.speed import FASTER, SLOWER, UNDECIDED, VERDICTS
+from cs336_systems.compare.statistics import FEWEST_UNCHANGED, LEVEL
 
 SHOWN = 20
 """Number of cells of each kind listed on the terminal."""
@@ -60,17 +60,20 @@ def to_text(comparison: Comparison) -> str:
     """Format a comparison for a terminal: differences, counts, what bounds them, and the cells that changed most."""
     a, b = comparison.a, comparison.b
     lines = [f"{b} against {a}: {len(comparison.cells)} common times", ""]
-    lines += [f"  {name}: {one} -> {other}" for name, (one, other) in comparison.stated.items()] or [
-        "  Same machine and versions."
-    ]
+    lines += [f"  {name}: {one} -> {other}" for name, (one, other) in comparison.stated.items()]
     if comparison.code:
+        lines += [] if comparison.stated else ["  Same machine and versions."]
         changed = ", ".join(name for name, same in comparison.code.items() if not same)
         lines.append(f"  code: {f'differs for {changed}' if changed else 'the same'}")
+    if comparison.cells[0].experiment == SAMPLES:
+        device, other = ("GPU", "cpu") if comparison.on_gpu else ("CPU", "gpu")
+        lines.append(f"  Taken as times of a {device}; otherwise add --on {other}.")
     lines += ["", f"  {counted(comparison.cells)}"]
     lines.append(
-        f"  False discovery rate {LEVEL:.0%}; same: within {comparison.margin:.0%}; intervals"
-        f" {comparison.widened:.2f} times the calibrated ones."
+        f"  Of faster and slower, {LEVEL:.0%} are expected to be wrong; same: within {comparison.margin:.0%};"
+        f" intervals are {comparison.widened:.2f} times the calibrated ones."
     )
+    lines += undecided_lines(comparison)
     for side, only in ((a, comparison.only_a), (b, comparison.only_b)):
         if only:
             rest = f", and {len(only) - 3} more" if len(only) > 3 else ""
@@ -88,6 +91,24 @@ def counted(cells: Sequence[Compared]) -> str:
     """The number of cells with each verdict."""
     counts = Counter(cell.verdict for cell in cells)
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
+
+
+def undecided_lines(comparison: Comparison) -> Iterator[str]:
+    """The reasons why times cannot be decided, with the number of times."""
+    undecided = [cell for cell in comparison.cells if cell.verdict == UNDECIDED]
+    changes = [cell.difference.resolution() for cell in undecided if cell.comparable]
+    if changes and not comparison.on_gpu and comparison.widened == CPU_TAIL:
+        yield (
+            f"  {len(changes)} cannot be decided: a CPU's runs vary, and fewer than {FEWEST_UNCHANGED} times of"
+            " unchanged code show by how much"
+        )
+    elif changes:
+        yield (
+            f"  {len(changes)} cannot be decided: the smallest change that would be detected is"
+            f" {median(changes):.1%} in the median, {min(changes):.1%} at best"
+        )
+    for reason, count in Counter(cell.reason for cell in undecided if not cell.comparable).most_common():
+        yield f"  {count} cannot be decided: {reason}"
 
 
 def rank(cell: Compared) -> tuple[int, float]:

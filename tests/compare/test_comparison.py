@@ -8,6 +8,7 @@ import pytest
 from cs336_systems.compare.cells import cells_of, compared_metrics
 from cs336_systems.compare.comparison import HOST_SETS_PACE, NOT_CALIBRATED, compare
 from cs336_systems.compare.cost import cost
+from cs336_systems.compare.output import to_text
 from cs336_systems.compare.results import read_results
 from cs336_systems.compare.speed import FASTER, SAME, SLOWER, UNDECIDED
 from cs336_systems.experiments.registry import KINDS
@@ -56,6 +57,17 @@ def test_a_planted_change_is_found_and_nothing_else(recorded, tmp_path):
     assert not compared.slower_by(0.06)
 
 
+def test_versions_of_an_implementation_meet_by_its_name(tmp_path):
+    def version(name):
+        own = {"implementation": f"mine={name}:attention"}
+        change = lambda row: row.model_copy(update=own) if row.implementation == "triton" else row  # noqa: E731
+        return results(tmp_path / name, JOBS[:1], change)
+
+    compared = compare(version("before"), version("after"))
+    assert not compared.only_a
+    assert any("mine=before:attention" in cell.cell for cell in compared.cells)
+
+
 @pytest.mark.parametrize(("utc", "widened"), [("2026-11-24T07:00:00+00:00", True), ("", False)])
 def test_intervals_are_widened_by_other_runs_of_the_same_code_alone(tmp_path, utc, widened):
     """By times that scatter twice as far as calibrated; a copy of the rows is no other run."""
@@ -78,6 +90,7 @@ def test_what_the_host_paces_is_never_judged(recorded, tmp_path):
     assert len(host) > 5
     assert {cell.verdict for cell in host} == {UNDECIDED}
     assert {cell.reason for cell in host} == {HOST_SETS_PACE}
+    assert f"  {len(host)} cannot be decided: {HOST_SETS_PACE}" in to_text(compared).splitlines()
     assert any(cell.difference.ratio == pytest.approx(2) for cell in host)
 
 

@@ -72,6 +72,20 @@ def test_a_slowed_kernel_is_found_and_no_other(tmp_path, capsys, name):
     assert error[2].endswith(SLOWED)
 
 
+def test_why_few_times_of_a_cpu_have_no_verdict_is_printed(tmp_path, capsys):
+    for run in ("first", "slow"):
+        lines = [f"{SLOWED},{value}" for value in seconds(run, SLOWED)]
+        (tmp_path / f"{run}.csv").write_text("\n".join(["name,seconds", *lines]))
+    files = [str(tmp_path / f"{run}.csv") for run in ("first", "slow")]
+    assert main(files) == 0
+    out = capsys.readouterr().out
+    assert "Taken as times of a CPU; otherwise add --on gpu." in out
+    assert "1 cannot be decided: a CPU's runs vary, and fewer than 16 times of unchanged code" in out
+    assert "Same machine" not in out
+    assert main([*files, "--on", "gpu"]) == 0
+    assert f"slower in {files[1]}" in capsys.readouterr().out
+
+
 def test_samples_are_read_to_the_digit(tmp_path):
     for name, write in WRITERS.items():
         write(tmp_path / name, "first")
