@@ -6,7 +6,7 @@ Launch: python -m scripts.docs [PAGE ...], for all pages or the named ones.
 import argparse
 from pathlib import Path
 
-from scripts.docs import api, data_dictionary, gpus, picture, readme, recorded_machines
+from scripts.docs import api, data_dictionary, gpus, picture, readme, recorded_machines, what_fits
 
 PAGES = {
     "README.md": readme.page,
@@ -16,7 +16,7 @@ PAGES = {
     "docs/gpus.md": gpus.page,
     "docs/library.md": api.page,
     "docs/training.md": api.page,
-    "docs/what-fits.md": api.page,
+    "docs/what-fits.md": what_fits.page,
     "docs/recorded-machines.md": recorded_machines.page,
 }
 """The function that updates each page's text."""

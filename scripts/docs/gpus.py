@@ -25,10 +25,10 @@ def page(text: str) -> str:
 def class_row(capability: tuple[int, int]) -> list[str]:
     """A row for a class of chip."""
     name, shared, attention = CLASSES[capability]
-    models = [short(gpu) for gpu in GPUS if gpu.capability == capability]
+    models = [short_name(gpu.name) for gpu in GPUS if gpu.capability == capability]
     return [name, "sm_{}{}".format(*capability), str(shared), attention, ", ".join(models)]
 
 
-def short(gpu: Gpu) -> str:
+def short_name(gpu: str) -> str:
     """A GPU's name without vendor and brand."""
-    return gpu.name.removeprefix(NVIDIA).removeprefix("Tesla ").removeprefix("GeForce ")
+    return gpu.removeprefix(NVIDIA).removeprefix("Tesla ").removeprefix("GeForce ")
