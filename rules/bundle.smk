@@ -43,6 +43,8 @@ rule check:
     localrule: True
     params:
         bundle=config["bundle"],
+    message:
+        "Checking {params.bundle}, for up to a minute"
     shell:
         "python -m scripts.bundle.check {params.bundle:q} 2> {log} || python -m cs336_systems.run.failure $? {log}"
 
@@ -56,5 +58,7 @@ rule promote:
     localrule: True
     params:
         results=config["bundle"] if config["bundle"] != NONE else str(PLAN.raw.parent),
+    message:
+        "Adding {params.results} to recorded/, if nothing failed"
     shell:
         "python -m scripts.bundle.promote {params.results:q} recorded 2> {log} || python -m cs336_systems.run.failure $? {log}"

@@ -166,8 +166,11 @@ def main(path: str) -> None:
     print("\n".join(printable(str(finding)) for finding in results))
     if failed := [finding.aspect for finding in results if finding.outcome == FAILED]:
         sys.exit(printable(f"{path}: failed: {', '.join(failed)}"))
+    print(printable(f"{path}: nothing failed"))
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("python -m scripts.bundle.check FILE checks one bundle: the limits of time and memory are a process's")
     limit(sys.argv[1])
     main(sys.argv[1])

@@ -271,6 +271,13 @@ def test_what_would_fill_the_memory_or_never_end_is_ended(good, tmp_path, text, 
     assert sentence in ended.stderr
 
 
+def test_a_second_bundle_is_not_skipped_in_silence(good):
+    command = [sys.executable, "-m", "scripts.bundle.check", str(good), str(good)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
+    assert "checks one bundle" in ended.stderr
+
+
 # What is a bundle, and cannot be believed.
 
 

@@ -20,6 +20,7 @@ def test_a_smoke_run_is_bundled_checked_and_promoted(project):
     printed = snakemake(project, "check", "--config", f"bundle={made}")
     assert "passed             rows " in printed
     assert "passed             code " in printed
+    assert f"{made}: nothing failed" in printed
     assert "cannot be decided  cards        none, which `snakemake card` makes" in printed
     snakemake(project, "promote", "--config", f"bundle={made}")
     assert rows(project / "recorded/cpu/raw") == measured != set()
