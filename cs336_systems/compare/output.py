@@ -13,6 +13,7 @@ from cs336_systems.compare.statistics import FEWEST_UNCHANGED, LEVEL
 
 SHOWN = 20
 """Number of cells of each kind listed on the terminal."""
+FEW = 3
 FIRST: Mapping[str, int] = {"step": 0, "handout": 1, "forward_backward": 2, "kernel": 4}
 """Metrics in the order in which they are listed: whole steps and attention first, single kernels last."""
 OTHER = 3
@@ -76,8 +77,7 @@ def to_text(comparison: Comparison) -> str:
     lines += undecided_lines(comparison)
     for side, only in ((a, comparison.only_a), (b, comparison.only_b)):
         if only:
-            rest = f", and {len(only) - 3} more" if len(only) > 3 else ""
-            lines.append(f"  {len(only)} only in {side}: {'; '.join(only[:3])}{rest}")
+            lines.append(f"  {len(only)} only in {side}: {listed(only)}")
     lines += ["", *bound_lines(comparison.cells)]
     for verdict in (SLOWER, FASTER):
         changed_most = sorted((cell for cell in comparison.cells if cell.verdict == verdict), key=rank)
@@ -85,6 +85,15 @@ def to_text(comparison: Comparison) -> str:
             lines += ["", f"{verdict} in {b}:", *grouped_lines(changed_most[:SHOWN])]
             lines += [f"  and {len(changed_most) - SHOWN} more"] if len(changed_most) > SHOWN else []
     return "\n".join(lines)
+
+
+def listed(names: Sequence[str]) -> str:
+    """A few cells by name, many by experiment."""
+    if len(names) <= FEW:
+        return "; ".join(names)
+    kinds = Counter(name.partition(" (")[0] for name in names).most_common()
+    rest = sum(count for _, count in kinds[FEW:])
+    return ", ".join(f"{count} of {kind}" for kind, count in kinds[:FEW]) + (f", and {rest} more" if rest else "")
 
 
 def counted(cells: Sequence[Compared]) -> str:

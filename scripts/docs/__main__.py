@@ -6,12 +6,13 @@ Launch: python -m scripts.docs [PAGE ...], for all pages or the named ones.
 import argparse
 from pathlib import Path
 
-from scripts.docs import api, data_dictionary, gpus, picture, readme, recorded_machines, what_fits
+from scripts.docs import api, compare, data_dictionary, gpus, picture, readme, recorded_machines, what_fits
 
 PAGES = {
     "README.md": readme.page,
     "docs/release-notes.md": readme.page,
     "docs/images/speed.svg": picture.page,
+    "docs/compare.md": compare.page,
     "docs/data-dictionary.md": data_dictionary.page,
     "docs/gpus.md": gpus.page,
     "docs/library.md": api.page,

@@ -29,13 +29,12 @@ def errors() -> Iterator[list[str]]:
         yield [f"{name}: peak memory", *line(**memory)]
         yield [f"{name}: device-bound times, {fitted}", *line(**time)]
         if raw == RECORDED:
-            by_size = known.held_out.values()
-            worst = max(by_size, key=lambda error: error.most)
-            number = sum(error.cells for error in by_size)
+            sizes = known.held_out.values()
+            worst = max(sizes, key=lambda error: error.most)
             words = f"{name}: the same, each size by weights fitted to the others (errors of the worst size)"
-            yield [words, *line(number, worst.median, worst.most)]
+            yield [words, *line(sum(error.cells for error in sizes), worst.median, worst.most)]
 
 
-def line(cells: int, median: float, most: float) -> list[str]:
+def line(cells: float, median: float, most: float) -> list[str]:
     """The numbers of a row."""
     return [str(cells), f"{median:.1%}", f"{most:.1%}"]

@@ -10,7 +10,7 @@ from cs336_systems.compare.results import read_results
 from cs336_systems.compare.statistics import FITTED, run_to_run
 from scripts.calibration.pairs import from_history, pairs_of
 from scripts.calibration.run_to_run import fit
-from scripts.docs.compare_evidence import evidence, held_out, of_launches
+from scripts.docs.compare_evidence import PAGE, evidence, held_out, of_launches
 from tests.samples import ROOT
 
 LAUNCHES = ROOT / "tests/compare/h200_launches"
@@ -54,6 +54,10 @@ def test_the_pairs_in_the_history_of_the_record():
     assert result.wrong_others <= 0.01
     assert result.detected >= 0.95
     assert result.detected_of_all >= 0.85
+    counts = result.line("")[1:4]
+    assert f" | {' | '.join(counts)} | " in (ROOT / PAGE).read_text(encoding="utf-8"), (
+        f"stale: python -m {evidence.__module__}"
+    )
     fitted, used = fit(pairs), run_to_run("gpu")
     ratios = [used.deviation(pair.a) / fitted.deviation(pair.a) for pair in pairs]
     assert 0.8 < statistics.median(ratios) < 1.25, f"python -m scripts.calibration.run_to_run writes {FITTED} again"
