@@ -15,8 +15,9 @@ rule submission:
     threads: workflow.cores
     params:
         folder="submission",
+        adapters=config["implementations"]["adapters"],
     message:
         "Packing {params.folder}, and testing what is in it"
     shell:
-        "python -m scripts.stages.submission {input.report} {params.folder} 2> {log}"
+        "python -m scripts.stages.submission {input.report} {params.folder} {params.adapters:q} 2> {log}"
         " || python -m cs336_systems.run.failure $? {log}"

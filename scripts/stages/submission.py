@@ -1,6 +1,6 @@
 """Make the course's submission and test it: code.zip, whose tests run in an empty folder, and writeup.pdf.
 
-Launch: python -m scripts.stages.submission results/cpu/writeup.pdf submission
+Launch: python -m scripts.stages.submission results/cpu/writeup.pdf submission [FOLDER OF A SOLUTION]
 """
 
 import os
@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from cs336_systems.config import NONE
 from scripts.tools.archive import MB, unpack
 from scripts.tools.log import shortened
 
@@ -37,8 +38,10 @@ def pack(archive: Path) -> None:
     git("archive", "--format=zip", f"--output={archive}", state)
 
 
-def warnings() -> Iterator[str]:
-    """Sentences about files that differ from the last commit."""
+def warnings(adapters: str = NONE) -> Iterator[str]:
+    """Sentences about a solution in another folder, and about files that differ from the last commit."""
+    if adapters != NONE and not Path(adapters).resolve().is_relative_to(Path.cwd()):
+        yield f"left out, since it is another folder: your solution {adapters}; hand in its code yourself"
     status = git("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--", ".").split("\0")
     if changed := [entry[3:] for entry in status if entry and not entry.startswith("??")]:
         yield f"changed since the last commit, and included as they are now: {shortened(changed, SHOWN)}"
@@ -55,7 +58,7 @@ def tests_pass(archive: Path) -> bool:
         return subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": folder}).returncode == 0
 
 
-def submit(report: Path, folder: Path) -> None:
+def submit(report: Path, folder: Path, adapters: str = NONE) -> None:
     """Put code.zip and writeup.pdf into a folder, and run the tests of the former.
 
     Raises:
@@ -67,7 +70,7 @@ def submit(report: Path, folder: Path) -> None:
     shutil.copyfile(report, writeup)
     for path in (archive, writeup):
         print(f"{path}: {path.stat().st_size / MB:.1f} MB")
-    for sentence in warnings():
+    for sentence in warnings(adapters):
         print(f"{archive}: {sentence}")
     for path in (archive, writeup):
         if path.stat().st_size > LARGEST_MB * MB:
@@ -80,6 +83,6 @@ def submit(report: Path, folder: Path) -> None:
 
 if __name__ == "__main__":
     try:
-        submit(Path(sys.argv[1]), Path(sys.argv[2]))
+        submit(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])
     except FileNotFoundError as error:
         sys.exit(f"{error.filename} is not installed or does not exist; a submission needs it")

@@ -47,10 +47,11 @@ def commit(folder):
 
 @pytest.mark.slow
 def test_what_git_tracks_is_packed_and_a_forgotten_file_is_noticed(checkout):
-    command = [sys.executable, "-m", "scripts.stages.submission", "results/cpu/writeup.pdf", "submission"]
+    command = [sys.executable, "-m", "scripts.stages.submission", "results/cpu/writeup.pdf", "submission", "../mine"]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
     assert done.returncode == 1
     assert "code.zip: left out, since git does not track them (git add): tests/planted.py\n" in done.stdout
+    assert "code.zip: left out, since it is another folder: your solution ../mine; hand in" in done.stdout
     assert "unpacked into an empty folder, its tests fail" in done.stderr
 
     git(checkout, "add", ".")
