@@ -1,4 +1,5 @@
 # make        set up, run every experiment that this machine can run, and typeset the report
+# make install  only set up: .venv with PyTorch and the report's packages
 # make test   set up and run the tests, except those marked slow
 # make test-all  all tests: also whole pipelines, launches, hangs and sweeps
 # make clean  remove everything that these made, except measurements: `rm -r results` also removes those
@@ -10,12 +11,14 @@ BIN := .venv/bin
 # If it is set, as in many containers, each of a run's many processes would compile all its imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: report test test-all clean help
+.PHONY: report install test test-all clean help
 # Tests during measurements would disturb them.
 .NOTPARALLEL:
 
 report: .venv/installed
 	$(BIN)/python -m snakemake
+
+install: .venv/installed
 
 # By file: the tests of a file share slow fixtures. In the order of tests/conftest.py: the longest first.
 # One more worker than cores, since one of them often waits: for hangs, for ranks, for a browser.
@@ -23,7 +26,7 @@ WORKERS := $(or $(PYTEST_XDIST_AUTO_NUM_WORKERS),$(shell echo $$(($$(getconf _NP
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 .DEFAULT:
-	@echo "The target is '$@'; allowed: report, test, test-all, clean or help." >&2; exit 2
+	@echo "The target is '$@'; allowed: report, install, test, test-all, clean or help." >&2; exit 2
 
 help:
 	@sed -n 's/^# make/make/p' Makefile

@@ -1,4 +1,4 @@
-"""README's picture: bars of the times in its table of headline numbers, as an SVG."""
+"""README's picture: bars of the times in its table of headline numbers, one row of each kind, as an SVG."""
 
 import re
 from collections.abc import Iterator
@@ -16,10 +16,12 @@ STYLE = "font-family: system-ui, sans-serif; font-size: 13px"
 
 def page(_: str) -> str:
     """The picture of the current table."""
-    rows = list(ROW.finditer(README.read_text(encoding="utf-8")))
+    rows: dict[str, re.Match[str]] = {}
+    for row in ROW.finditer(README.read_text(encoding="utf-8")):
+        rows.setdefault(row["title"].rpartition(": ")[2], row)
     parts: list[str] = []
     y = 0
-    for row in rows:
+    for row in rows.values():
         bars = [("this project", row["own"])]
         bars += [(match["name"].strip(", `"), match["time"]) for match in RIVAL.finditer(row["rivals"])]
         parts += drawn(row["title"], bars, y)
