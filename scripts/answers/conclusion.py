@@ -61,7 +61,8 @@ def state_sharded(table: DataFrame) -> Typst:
         return NOTHING
     peak = select(peaks(memory(table)), cell=found[0].cell).set_index("contender")["peak"]
     return say(
-        "Shard the optimizer: {saved:gib} less, {own[median]:ms} per step, not {other[median]:ms} ({own[cell]}).",
+        "Shard the optimizer over symmetric memory: {saved:gib} less, {own[median]:ms} per step, not "
+        "{other[median]:ms} ({own[cell]}).",
         saved=peak[UNSHARDED] - peak[SHARDED_STATE],
         own=found[0].first,
         other=found[0].other,
@@ -114,7 +115,7 @@ def advice(tables: Tables, wrappers: DataFrame, efficiencies: DataFrame) -> Answ
         or one.say("Start with {most:listing}: nothing else shortens {label}'s step as much."),
         more=facts.say(
             state_sharded(tables["optimizer_sharding"]),
-            "If weights do not fit, use _{fsdp[title]}_: {fsdp[efficiency]:percent} of the speed where they do "
+            "If weights do not fit, use _{fsdp[title]}_: {fsdp[efficiency]:percent} of unsharded speed "
             "({fsdp[panel]}, {fsdp[processes]} GPUs).",
         ),
         reason=facts.say(

@@ -338,6 +338,9 @@ def advice(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer
         more=facts.say(
             "They save {saved:listing}.",
             "Then add the rungs that save at least {worth:percent} of a step: {order:listing}.",
+            "Fused passes take the place of compiled blocks."
+            if "fused" in {row["rung"] for row in order[start:]}
+            else "",
             order=italic([row["title"] for row in order[start:]]),
         ),
         evidence=Captioned(
