@@ -278,7 +278,6 @@ def figures_to_draw(wildcards):
     return [
         {
             "script": figure.script,
-            "options": figure.options,
             "output": FIGURES[name],
             "code": source_digest(*figure.modules),
             "source": figure.sources(TABLES, traces),

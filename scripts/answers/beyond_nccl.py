@@ -8,25 +8,8 @@ from scripts.rendering.answer import Answer, Found, Tables
 from scripts.rendering.markup import Tile, escape, times
 from scripts.views.comparison import Duel, duels, fastest, yours
 from scripts.views.data import select
-from scripts.views.data_parallel import (
-    BEST_BUCKETS,
-    BEST_PYTORCH,
-    OURS,
-    PYTORCH,
-    across_cells,
-    against_baseline,
-    duel_answer,
-    why_untold,
-    wrappers,
-)
+from scripts.views.data_parallel import OURS, PYTORCH, against_baseline, duel_answer, why_untold, wrappers
 from scripts.views.verdicts import against
-
-SHOWN = {
-    **BEST_BUCKETS,
-    "symmetric memory": ["symmetric_memory"],
-    "PyTorch's, default": PYTORCH[:1],
-    **BEST_PYTORCH,
-}
 
 
 def answers(tables: Tables) -> Found:
@@ -56,7 +39,6 @@ def gain(table: DataFrame, rows: DataFrame, found: Sequence[Duel]) -> Answer:
         "Against PyTorch",
         found,
         ("symmetric memory", "PyTorch's best"),
-        evidence=across_cells(table, rows, SHOWN),
         more=[
             "{elsewhere}",
             against(own, buckets).sentence("symmetric memory", "our best buckets", f"({found[0].cell})"),

@@ -1,19 +1,19 @@
 """How a training step scales over devices, and what to do on this machine."""
 
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
-from cs336_systems.experiments.data_parallel import DataParallelTraining
+from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
+from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from cs336_systems.experiments.training_ladder import TOP
 from scripts.rendering.answer import NOTHING, Answer, Facts, Found, Tables, say
 from scripts.rendering.markup import Typst, percent
-from scripts.views.comparison import contenders, device_bound, duels, fastest
+from scripts.views.comparison import contenders, device_bound, duels, fastest, setting_name
 from scripts.views.comparison_tables import missing
-from scripts.views.data import PRECISIONS, first, last, select
-from scripts.views.data_parallel import OURS, against_baseline
+from scripts.views.data import PRECISIONS, select
+from scripts.views.data_parallel import OURS, PYTORCH, against_baseline
 from scripts.views.fsdp import OURS as OUR_FSDP
 from scripts.views.optimizer_sharding import UNSHARDED, memory, peaks
-from scripts.views.scaling import PYTORCHS, scaling
 from scripts.views.training_ladder import ends, needed, rung_table, worth_doing, wrapped_table
 
 SHARDED_STATE = "sharded_symmetric_memory"
@@ -24,13 +24,10 @@ GRAPH = "compiled into one CUDA graph"
 def answers(tables: Tables) -> Found:
     """The section's answers."""
     wrappers = compared_wrappers(contenders(DataParallelTraining, tables["data_parallel"]))
-    efficiencies = scaling(tables)
     why = missing(tables["data_parallel"])
     why = "Cannot be decided: no steady, device-bound step without communication." if len(wrappers) else why
-    return {
-        "scaling": weak_scaling(efficiencies, wrappers, why),
-        "advice": advice(tables, wrappers, efficiencies),
-    }
+    best = fastest(select(wrappers, processes=wrappers["processes"].max()), list(OURS))
+    return {"scaling": weak_scaling(wrappers, best, why), "advice": advice(tables, best)}
 
 
 def compared_wrappers(rows: DataFrame) -> DataFrame:
@@ -69,38 +66,43 @@ def state_sharded(table: DataFrame) -> Typst:
     )
 
 
-def weak_scaling(found: DataFrame, wrappers: DataFrame, why: str) -> Answer:
-    """The best wrapper's efficiency by number of ranks."""
-    known = found[found["step"].isin(wrappers["median"])]
-    means = known[known["contender"].isin(OURS)].groupby("contender")["efficiency"].mean()
-    best = select(known, contender=means.idxmax()) if len(means) else known.iloc[:0]
-    most = last(best)
-    row = None if most is None else first(select(wrappers, median=most["step"]))
-    on_gpu = row is not None and bool(row["gpu"])
+def weak_scaling(wrappers: DataFrame, best: Series | None, why: str) -> Answer:
+    """The step without communication over the best wrapper's and over PyTorch's best, by number of ranks."""
+    known = wrappers[wrappers["exposed"].notna()].sort_values("median")
 
-    def efficiencies(rows: DataFrame) -> list[str]:
-        return [f"{percent(row['efficiency'])} on {row['processes']}" for _, row in rows.iterrows()]
+    def efficiencies(names: list[str]) -> list[str]:
+        rows = known[known["contender"].isin(names)].drop_duplicates("processes").sort_values("processes")
+        return [f"{percent(row['baseline'] / row['median'])} on {row['processes']}" for _, row in rows.iterrows()]
 
-    facts = Facts(most=most, cells=efficiencies(best), noun="GPUs" if on_gpu else "processes", theirs=PYTORCHS)
+    if best is None:
+        return Answer("Weak scaling", missing=why)
+    facts = Facts(
+        best=best,
+        wrapper=OURS[best["contender"]],
+        cells=efficiencies([best["contender"]]),
+        others=efficiencies(PYTORCH),
+        setting=setting_name(DataParallelTraining, best),
+        noun="GPUs" if best["gpu"] else "processes",
+    )
     return Answer(
         asked="Weak scaling",
         missing=why,
-        verdict=facts.say("Weak scaling reaches {cells:listing} {noun} with {most[title]}."),
+        verdict=facts.say("Weak scaling reaches {cells:listing} {noun} with {wrapper}."),
         more=facts.say(
-            "That is {most[panel]}, against the same step without communication; {theirs} reaches {others:listing}.",
-            others=efficiencies(select(known, title=PYTORCHS)),
+            "That is {best[label]}, {setting}, against the same step without communication; PyTorch's DDP reaches "
+            "{others:listing}."
         ),
-        evidence=["weak_scaling"] if on_gpu else [],
-        details=[] if on_gpu else ["weak_scaling"],
-        reason="" if row is None else against_baseline(row, f"{row['title']} ({row['cell']})"),
+        reason=against_baseline(best, f"{best['title']} ({best['cell']})"),
     )
 
 
-def advice(tables: Tables, wrappers: DataFrame, efficiencies: DataFrame) -> Answer:
+def advice(tables: Tables, fastest_wrapper: Series | None) -> Answer:
     """The recommended way to train on this machine: on several devices, or else on its one GPU."""
-    several = select(wrappers[wrappers["gpu"] != ""], precision="bf16")
-    best = fastest(select(several, processes=several["processes"].max()), list(OURS))
-    fsdp = last(efficiencies[efficiencies["contender"].isin(OUR_FSDP)].sort_values("efficiency", kind="stable"))
+    best = fastest_wrapper
+    if best is not None and (not best["gpu"] or best["precision"] != "bf16"):
+        best = None
+    sharded = duels(contenders(FullyShardedTraining, tables["fsdp"]), OUR_FSDP, [BASELINE])
+    fsdp = sharded[0] if sharded else None
     graph = f" {GRAPH}," if best is not None and best["compiled"] else ""
     wrapper = "" if best is None else OURS[best["contender"]]
     ladder = wrapped_table(tables["training_ladder"])
@@ -115,8 +117,8 @@ def advice(tables: Tables, wrappers: DataFrame, efficiencies: DataFrame) -> Answ
         or one.say("Start with {most:listing}: nothing else shortens {label}'s step as much."),
         more=facts.say(
             state_sharded(tables["optimizer_sharding"]),
-            "If weights do not fit, use _{fsdp[title]}_: {fsdp[efficiency]:percent} of unsharded speed "
-            "({fsdp[panel]}, {fsdp[processes]} GPUs).",
+            "If weights do not fit, use _{fsdp.first[title]}_: {fsdp.speed.ratio:percent} of unsharded speed "
+            "({fsdp.cell}).",
         ),
         reason=facts.say(
             "Launched kernel by kernel in bf16 (@sec-training_ladder), a step takes {steps:listing}.",

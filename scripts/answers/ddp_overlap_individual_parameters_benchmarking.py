@@ -6,7 +6,7 @@ from scripts.rendering.answer import Answer, Facts, Found, Tables
 from scripts.views.comparison import duels, fastest, traced_cell
 from scripts.views.comparison_tables import missing
 from scripts.views.data import select
-from scripts.views.data_parallel import across_cells, duel_answer, why_untold, wrappers
+from scripts.views.data_parallel import duel_answer, why_untold, wrappers
 from scripts.views.verdicts import against
 
 WRAPPERS = {"naive": ["naive"], "flat": ["flat"], "overlapped": ["overlapped"]}
@@ -30,7 +30,6 @@ def time(table: DataFrame, rows: DataFrame) -> Answer:
         "(a) Step time",
         found,
         ("overlapped", "flat"),
-        evidence=across_cells(table, rows, WRAPPERS),
         more=[
             against(own, naive).sentence("overlapped", "naive"),
             "The step takes {own[median]:ms}, including {own[exposed]:ms} of exposed communication.",

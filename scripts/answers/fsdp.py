@@ -64,18 +64,11 @@ def against_pytorch(rows: DataFrame) -> list[Duel]:
     return sorted(duels(rows, OURS, PYTORCH), key=lambda duel: sizes.index(duel.first["size"]), reverse=True)
 
 
-def fewest_ranks(rows: DataFrame) -> DataFrame:
-    """The device-bound cells with the fewest ranks, or, if there are none, all cells with the fewest ranks."""
-    told = device_bound(rows) if len(device_bound(rows)) else rows
-    return told[told["processes"] == told["processes"].min()]
-
-
 def pytorch(table: DataFrame, rows: DataFrame, found: list[Duel]) -> Answer:
-    """Which step is shorter for the largest model, and the steps of every cell with the fewest ranks."""
+    """Which step is shorter for the largest model, and the steps of every device-bound cell."""
     if not found:
         return Answer("Against fully_shard", missing=why_untold(table, rows))
-    asked, shown = found[0], fewest_ranks(rows)
-    of_shown = table[table["processes"].isin(shown["processes"])]
+    asked = found[0]
     facts = Facts(own=asked.first, theirs=asked.other, row=first(rows), ahead=AHEAD)
     return Answer(
         asked="Against fully_shard",
@@ -86,13 +79,10 @@ def pytorch(table: DataFrame, rows: DataFrame, found: list[Duel]) -> Answer:
             yours(select(rows, cell=asked.cell), {"FSDP (ours)": OURS}),
         ),
         evidence=Captioned(
-            contender_table(FullyShardedTraining, of_shown, shown, COLUMNS),
+            contender_table(FullyShardedTraining, table, device_bound(rows), COLUMNS),
             facts.say("Training steps: median, 20th and 80th percentile of {row[n]:whole} steps."),
-            legend={
-                "phases / ms": "Phases: medians, backward with the synchronization of gradients",
-                "outside": "outside: memory beyond the allocator's",
-                **STARS,
-            },
+            long=True,
+            legend={"phases / ms": "Phases: medians, backward with the synchronization of gradients", **STARS},
         ),
         reason=facts.say(
             "Ours gathers up to {ahead} units ahead; "
@@ -103,9 +93,6 @@ def pytorch(table: DataFrame, rows: DataFrame, found: list[Duel]) -> Answer:
             ),
             "No verdict on {cells:listing}: host-bound.",
             cells=list(rows[rows["host_bound"].astype(bool)]["cell"].unique()),
-        ),
-        details=Captioned(
-            contender_table(FullyShardedTraining, table, rows, COLUMNS), "Training steps in every cell.", long=True
         ),
     )
 

@@ -11,12 +11,20 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.limits import AHEAD, REDUCTIONS
-from scripts.answers.fsdp import fewest_ranks
 from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, significant
 from scripts.views.closed_forms import contender_step
-from scripts.views.comparison import OWN, cells_of, contenders, device_bound, fastest, first_cell, marked
+from scripts.views.comparison import (
+    OWN,
+    cells_of,
+    contenders,
+    device_bound,
+    device_bound_if_any,
+    fastest,
+    first_cell,
+    marked,
+)
 from scripts.views.comparison_tables import contender_table, missing, setting
 from scripts.views.data import select
 from scripts.views.data_parallel import against_baseline
@@ -91,9 +99,10 @@ def saving(table: DataFrame, rows: DataFrame) -> Answer:
         ),
         missing="Not measured: no fp32 cell has both our FSDP and training without sharding.",
         evidence=Captioned(
-            contender_table(FullyShardedTraining, table.iloc[:0], fewest_ranks(kept), columns),
+            contender_table(FullyShardedTraining, table.iloc[:0], device_bound_if_any(kept), columns),
             "Memory per rank with unsharded and with sharded state: weights and moments between steps, unsharded "
             "weights and gradients in flight at the peak, and the peak.",
+            long=True,
             legend={"measured": "Measured: once, on rank 0"},
         ),
     )
@@ -142,7 +151,6 @@ def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> Answer
             NOTHING if own is None else against_baseline(own, f"{own['title']} ({own['cell']})"),
             others=others,
         ),
-        details="fsdp_timelines",
     )
 
 

@@ -2,9 +2,7 @@
 
 from scripts.rendering.answer import Answer, Found, Tables
 from scripts.views.comparison import duels
-from scripts.views.data_parallel import across_cells, duel_answer, stacked_cells, why_untold, wrappers
-
-WRAPPERS = {"naive": ["naive"], "flat": ["flat"]}
+from scripts.views.data_parallel import duel_answer, stacked_cells, why_untold, wrappers
 
 
 def answers(tables: Tables) -> Found:
@@ -17,7 +15,7 @@ def answers(tables: Tables) -> Found:
         "One all-reduce",
         found,
         ("flat", "naive"),
-        evidence="ddp_stack" if stacked_cells(rows) else across_cells(table, rows, WRAPPERS),
+        evidence="ddp_stack" if stacked_cells(rows) else (),
         more=[
             "A step takes {own[median]:ms}, naive {other[median]:ms}.",
             "It exposes {own[exposed]:ms} of communication, naive {other[exposed]:ms}.",

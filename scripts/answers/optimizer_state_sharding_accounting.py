@@ -12,7 +12,16 @@ from cs336_systems.sizes import parse_size
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, Typst
-from scripts.views.comparison import FOREIGN, PHASES, contenders, device_bound, fastest, first_cell, names_in, yours
+from scripts.views.comparison import (
+    FOREIGN,
+    PHASES,
+    contenders,
+    device_bound_if_any,
+    fastest,
+    first_cell,
+    names_in,
+    yours,
+)
 from scripts.views.comparison_tables import STARS, STEP, contender_table, missing, setting
 from scripts.views.data import first, one, select
 from scripts.views.optimizer_sharding import BEFORE_UPDATE, CELL, INITIALIZED, UNSHARDED, memory, peaks
@@ -118,13 +127,12 @@ def with_moments(rows: DataFrame) -> DataFrame:
 
 def time_answer(table: DataFrame, rows: DataFrame) -> Answer:
     """(b) The step with and without sharding, in the requested cell."""
-    told = device_bound(rows)
-    asked = first_cell(told if len(told) else rows)
+    shown = device_bound_if_any(rows)
+    asked = first_cell(shown)
     whole, own, peers = (one(asked, contender=name) for name in (UNSHARDED, HANDOUT, PEERS))
     gain, over_peers = against(own, whole), against(peers, whole)
     theirs = fastest(asked, names_in(asked, FOREIGN))
     steps = "{own[median]:ms} against {whole[median]:ms} ({own[cell]})."
-    in_cell = select(table, **{name: asked[name].iloc[0] for name in CELL}) if len(asked) else table
     facts = Facts(own=own, whole=whole, peers=peers, theirs=theirs, row=first(asked))
     return Answer(
         asked="(b) Step time",
@@ -148,8 +156,9 @@ def time_answer(table: DataFrame, rows: DataFrame) -> Answer:
             )
         ),
         evidence=Captioned(
-            contender_table(OptimizerSharding, in_cell, asked, TIMES),
+            contender_table(OptimizerSharding, table, shown, TIMES),
             facts.say("Training steps of {row[label]}: median, 20th and 80th percentile of {row[n]:whole} steps."),
+            long=True,
             legend={"timed separately / ms": "Phases: medians; the optimizer's includes sending parameters", **STARS},
         ),
         reason=facts.say(
@@ -158,12 +167,6 @@ def time_answer(table: DataFrame, rows: DataFrame) -> Answer:
             "Over symmetric memory it takes {peers[optimizer]:ms}.",
             "{theirs[title]}, takes {theirs[median]:ms}, including {theirs[optimizer]:ms} for the optimizer's part.",
             yours(asked, {"ours, sharded": [HANDOUT]}),
-        ),
-        details=Captioned(
-            contender_table(OptimizerSharding, table, rows, TIMES),
-            "The same in every measured cell; only device-bound ones get a verdict.",
-            long=True,
-            legend=STARS,
         ),
     )
 

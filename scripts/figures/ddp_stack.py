@@ -7,7 +7,7 @@ from pandas import DataFrame
 from cs336_systems.experiments.data_parallel import DataParallelTraining
 from scripts.rendering.style import HATCHES, NotDrawn, legend, look, subplots
 from scripts.views.comparison import contenders, fastest
-from scripts.views.data_parallel import STACK, WITHOUT_COMMUNICATION, kinds, stack, stacked_cells
+from scripts.views.data_parallel import STACK, kinds, stack, stacked_cells
 
 PANELS = 2
 COLOUR = [0, 4, 1, 7]
@@ -19,9 +19,7 @@ def draw(table: DataFrame) -> Figure:
     cells = stacked_cells(contenders(DataParallelTraining, table))[:PANELS]
     if not cells:
         raise NotDrawn("no device-bound step was profiled on this machine")
-    shown: dict[str, list[str]] = WITHOUT_COMMUNICATION | {
-        name: names for cell in cells for name, names in kinds(cell).items() if fastest(cell, names) is not None
-    }
+    shown = {name: names for cell in cells for name, names in kinds(cell).items() if fastest(cell, names) is not None}
     figure, panels = subplots(len(cells), height=0.9 + 0.24 * len(shown))
     for axes, cell in zip(panels, cells, strict=True):
         draw_cell(axes, cell, shown)

@@ -5,34 +5,26 @@ from matplotlib.figure import Figure
 from numpy import array, linspace
 from pandas import DataFrame
 
-from cs336_systems.experiments.data_parallel import DataParallelTraining
+from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
 from scripts.rendering.style import HATCHES, NotDrawn, legend, look, subplots
-from scripts.views.comparison import KINDS, contenders, marked, timeline, traced_cell
-from scripts.views.data_parallel import shown_in_timelines
+from scripts.views.comparison import contenders, marked, timeline, traced_cell
+from scripts.views.data_parallel import fastest_of_each
 
 ABOVE = ("compute", "optimizer")
 """The kinds of operations that are drawn above the axis."""
-NAMES = {
-    "compute": "compute",
-    "communication": "communication",
-    "optimizer": "optimizer",
-    "all_gather": "all-gather",
-    "reduce_scatter": "reduce-scatter",
-}
-"""The names of the kinds of operations for readers."""
-LOOKS = {kind: look(name, index, HATCHES[index]) for index, (kind, name) in enumerate(NAMES.items())}
+KINDS = ("compute", "communication", "optimizer")
+LOOKS = {kind: look(kind, index, HATCHES[index]) for index, kind in enumerate(KINDS)}
 
 
-def draw(measured: DataFrame, experiment: str) -> Figure:
-    """One panel per contender, all with the same time axis; of data-parallel wrappers, the fastest of each kind."""
-    kind = KINDS[experiment]
-    cell = traced_cell(contenders(kind, measured))
+def draw(measured: DataFrame) -> Figure:
+    """One panel for the fastest of each kind of wrapper, all with the same time axis."""
+    cell = traced_cell(contenders(DataParallelTraining, measured))
     if not len(cell):
         raise NotDrawn("no step was profiled on this machine")
-    shown = shown_in_timelines(cell) if kind is DataParallelTraining else cell
+    shown = fastest_of_each(cell[cell["contender"] != BASELINE])
     figure, panels = subplots(rows=len(shown), height=0.9 + 0.58 * len(shown))
     for axes, (_, row) in zip(panels, shown.iterrows(), strict=True):
-        draw_step(axes, timeline(kind, measured, row), row["timeline_length"])
+        draw_step(axes, timeline(DataParallelTraining, measured, row), row["timeline_length"])
         axes.set_title(row["title"], loc="left", fontsize=8.5)
         axes.set_title(f"{row['timeline_length']:.1f} ms", loc="right", fontsize=8.5)
         axes.set_xlim(0, shown["timeline_length"].max())

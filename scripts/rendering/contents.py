@@ -37,8 +37,6 @@ class Figure(BaseModel, extra="forbid", strict=True, frozen=True):
     """Plain text without a full stop, since the machine's name follows."""
     alt: str
     """The description for readers who cannot see the picture."""
-    options: dict[str, str] = {}
-    """Arguments for the module's `draw` besides the paths."""
     not_recorded: str = ""
     """Why the recorded H200 does not have it yet."""
 

@@ -229,6 +229,12 @@ def device_bound(rows: DataFrame) -> DataFrame:
     return rows[~rows["host_bound"].astype(bool)]
 
 
+def device_bound_if_any(rows: DataFrame) -> DataFrame:
+    """The rows of device-bound cells, or all rows if there are none: tables show these."""
+    bound = device_bound(rows)
+    return bound if len(bound) else rows
+
+
 def marked(row: Series) -> str:
     """A cell in words, and whether it is host-bound."""
     return f"{row['cell']}{', host-bound' if row['host_bound'] else ''}"

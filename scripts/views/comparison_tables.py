@@ -14,22 +14,11 @@ from scripts.views.data import not_measured, reason, select
 
 STEP = {"median": "{median:cut}{star}", "p20–p80": "{p20:cut}–{p80:cut}"}
 MEMORY = {"peak": "{peak_memory:GiB}", "outside": "{outside_memory:GiB}"}
-COLUMNS: Columns = {
-    "step / ms": STEP | {"exposed": "{exposed:cut}"},
-    "profiled step": {
-        "comm. / ms": "{communication:cut}",
-        "hidden / %": "{hidden_share:share}",
-        "busy / %": "{busy_share:share}",
-        "compute": "{stretch:sig}",
-    },
-    "GiB": MEMORY,
-}
-"""Those of data parallelism."""
-STARS = {"*": "*: percentiles more than 5 % of the median apart"}
+STARS = {"outside": "outside: memory beyond the allocator's", "*": "*: percentiles more than 5 % of the median apart"}
 
 
 def contender_table(kind: Kind, table: DataFrame, rows: DataFrame, columns: Columns) -> Table:
-    """Contenders cell by cell, those that could not be measured with their reason.
+    """Contenders cell by cell, with the reasons of those that could not be measured in these cells.
 
     Args:
         kind: the experiment.
@@ -37,13 +26,13 @@ def contender_table(kind: Kind, table: DataFrame, rows: DataFrame, columns: Colu
         rows: of `contenders`.
         columns: those that are empty for all rows are omitted.
     """
+    if not len(rows):
+        return Table([], [])
     lost = compared(kind, table)
     lost = described(kind, lost[(lost["metric"] == "step") & (lost["status"] != "ok")])
-    both = pandas.concat([each for each in (rows.assign(message=""), lost) if len(each)] or [rows])
-    if not len(both):
-        return Table([], [])
-    shown = described(kind, both)
-    headings = {cell: cell for cell in shown["cell"]} | {row["cell"]: marked(row) for _, row in rows.iterrows()}
+    headings = {row["cell"]: marked(row) for _, row in rows.iterrows()}
+    lost = lost[lost["cell"].isin(headings)]
+    shown = described(kind, pandas.concat([each for each in (rows.assign(message=""), lost) if len(each)]))
     shown = shown.assign(heading=shown["cell"].map(headings))
     return grid(shown, {"": {"": "{title}"}, **columns}, by="heading")
 

@@ -1,24 +1,21 @@
 """Data-parallel wrappers by kind; figures and tables show the fastest setting of each."""
 
 from collections.abc import Mapping, Sequence
-from math import nan
 from typing import Any
 
+import pandas
 from pandas import DataFrame, Series
 
 from cs336_systems.experiments.data_parallel import BASELINE, CONTENDERS, DataParallelTraining
 from scripts.rendering.answer import Answer, Captioned, Evidence, Facts, say
-from scripts.rendering.grid import NONE, cut, grid
+from scripts.rendering.grid import Columns
 from scripts.rendering.markup import Typst
-from scripts.views.comparison import OWN, Duel, compared, contenders, device_bound, fastest, names_in, preferred_cells
-from scripts.views.comparison_tables import COLUMNS, STARS, contender_table, missing
+from scripts.views.comparison import OWN, Duel, contenders, device_bound, fastest, names_in, preferred_cells
+from scripts.views.comparison_tables import MEMORY, STARS, STEP, contender_table, missing
 
 OURS = {each.name: each.title for each in CONTENDERS if each.in_verdicts}
 """This project's wrappers, and their names for readers."""
 PYTORCH = list(dict.fromkeys(declared.name for declared in CONTENDERS if declared.foreign))
-WITHOUT_COMMUNICATION = {"no communication": [BASELINE]}
-BEST_BUCKETS = {"bucketed, best": ["bucketed"]}
-BEST_PYTORCH = {"PyTorch's, best": PYTORCH}
 NOTICED = 0.5
 """Smallest difference, in ms, between parts of two profiled steps that is mentioned."""
 PARTS = {
@@ -27,6 +24,11 @@ PARTS = {
     "stretched": "compute",
 }
 """The parts of a profiled step beyond the baseline's."""
+COLUMNS: Columns = {
+    "step / ms": STEP | {"exposed": "{exposed:cut}"},
+    "profiled step": {"hidden / %": "{hidden_share:share}", "compute": "{stretch:sig}"},
+    "GiB": MEMORY,
+}
 STACK = ["compute", "stretched compute", "uncovered communication", "idle"]
 """The parts of a profiled step."""
 
@@ -37,19 +39,20 @@ def wrappers(tables: Mapping[str, DataFrame]) -> DataFrame:
 
 
 def kinds(rows: DataFrame) -> dict[str, list[str]]:
-    """The wrappers of each kind, by its name in figures: PyTorch's with default settings, and with their best ones."""
+    """The contenders of each kind, by its name in figures: PyTorch's with default settings, and with the best ones."""
     return {
+        "no communication": [BASELINE],
         **{title: [name] for name, title in OURS.items()},
         "PyTorch's, default": PYTORCH[:1],
-        **BEST_PYTORCH,
+        "PyTorch's, best": PYTORCH,
         **{name: [name] for name in names_in(rows, OWN)},
     }
 
 
-def shown_in_timelines(cell: DataFrame) -> DataFrame:
-    """Of a cell's contenders, the fastest of each kind; for PyTorch, only the best."""
-    found = [fastest(cell, names) for names in kinds(cell).values() if names != PYTORCH[:1]]
-    return cell.loc[[row.name for row in found if row is not None]]
+def fastest_of_each(cell: DataFrame) -> DataFrame:
+    """Of a cell's contenders, the fastest of each kind."""
+    found = [fastest(cell, names) for names in kinds(cell).values()]
+    return cell.loc[list(dict.fromkeys(row.name for row in found if row is not None))]
 
 
 def stacked_cells(rows: DataFrame) -> list[DataFrame]:
@@ -67,51 +70,31 @@ def stack(cell: DataFrame, row: Series) -> list[float]:
     return [*parts, row["timeline_length"] - row["compute"] - uncovered]
 
 
-def across_cells(table: DataFrame, rows: DataFrame, shown: Mapping[str, Sequence[str]]) -> Captioned:
-    """A row per kind of wrapper: the baseline, those shown, the user's own.
-
-    Columns: its fastest step and its exposed communication; the reason if it was measured in no device-bound cell.
-    """
-    cells = preferred_cells(device_bound(rows))
-    every = compared(DataParallelTraining, table)
-    own = [name for name in dict.fromkeys(every["contender"]) if name not in {"", *(each.name for each in CONTENDERS)}]
-    lines = []
-    for title, names in {**WITHOUT_COMMUNICATION, **shown, **{name: [name] for name in own}}.items():
-        found = [fastest(cell, names) for cell in cells]
-        lost = every[every["contender"].isin(names) & (every["metric"] == "step") & (every["status"] != "ok")]
-        measured = any(row is not None for row in found)
-        if measured or len(lost):
-            line = {"title": title, "message": "" if measured else lost["message"].iloc[0]}
-            for place, row in enumerate(found):
-                line |= {f"step{place}": NONE, f"exposed{place}": nan}
-                if row is not None:
-                    spread = f"{cut(row['median'])} ({cut(row['p20'])}–{cut(row['p80'])})"
-                    line |= {f"step{place}": spread, f"exposed{place}": row["exposed"]}
-            lines.append(line)
-    columns = {
-        cell["cell"].iloc[0]: {"step": f"{{step{place}}}", "exposed": f"{{exposed{place}:cut}}"}
-        for place, cell in enumerate(cells)
-    }
+def every_wrapper(table: DataFrame, rows: DataFrame) -> Captioned:
+    """The fastest of each kind in every device-bound cell, and why others were not measured."""
+    shown = pandas.concat(map(fastest_of_each, preferred_cells(device_bound(rows))))
     return Captioned(
-        grid(DataFrame(lines), {"": {"ms": "{title}"}, **columns}),
-        f"Median step and its 20th to 80th percentile{in_device_bound_cells(rows)}, each wrapper at its fastest "
-        f"setting; {' or '.join(str(n) for n in sorted(set(rows['n'].astype(int))))} steps each.",
-        legend={"exposed": "Exposed: its extra time over the step without communication"},
+        contender_table(DataParallelTraining, table, shown, COLUMNS),
+        f"Each wrapper at its fastest setting{' in device-bound cells' if rows['gpu'].any() else ''}: median, 20th and "
+        f"80th percentile of {' or '.join(str(n) for n in sorted(set(rows['n'].astype(int))))} steps.",
+        long=True,
+        legend={
+            "exposed": "Exposed: extra time over the step without communication",
+            "hidden / %": "hidden: share of communication that overlaps with compute",
+            "compute": "compute: its time over the baseline's",
+            **STARS,
+        },
     )
-
-
-def in_device_bound_cells(rows: DataFrame) -> str:
-    """Which cells a table has, of those that a GPU measured."""
-    return " in device-bound cells" if rows["gpu"].any() else ""
 
 
 def duel_answer(
     asked: str,
     found: Sequence[Duel],
     names: tuple[str, str],
-    evidence: Evidence,
+    *,
     more: Sequence[str],
     reason: Sequence[str],
+    evidence: Evidence | Sequence[Evidence] = (),
     **facts: Any,
 ) -> Answer:
     """An answer about two wrappers, with the readers' `names`: which one is faster, and why.
@@ -123,14 +106,6 @@ def duel_answer(
     known = Facts(own=own, other=other, elsewhere=elsewhere(found), difference=difference(own, other, *names), **facts)
     where = "" if speed.faster is None else f"({found[0].cell})"
     return Answer(asked, speed.sentence(*names, where), known.say(*more), evidence, known.say(*reason))
-
-
-def every_row(table: DataFrame, rows: DataFrame) -> Captioned:
-    """All measured rows of wrappers, including host-bound cells."""
-    shown = contender_table(DataParallelTraining, table, rows, COLUMNS)
-    return Captioned(
-        shown, "All wrappers in every measured cell; only device-bound ones get a verdict.", True, legend=STARS
-    )
 
 
 def why_untold(table: DataFrame, rows: DataFrame) -> str:

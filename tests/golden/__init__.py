@@ -97,7 +97,7 @@ def figure_lines(rows: Mapping[str, list[Row]], traces: Mapping[str, str]) -> It
     """The content of each figure: per panel its title and axes, per line, bar or area its name and numbers."""
     tables = {name: at_one_setting(name, frame(name, table)) for name, table in rows.items()}
     for name, figure in read_contents().figures.items():
-        picture = drawn(figure.script, figure.options, figure.sources(tables, traces).values())
+        picture = drawn(figure.script, figure.sources(tables, traces).values())
         lay_out(picture)
         yield f"== {name}"
         for axes in picture.axes:

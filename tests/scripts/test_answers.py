@@ -32,7 +32,6 @@ from scripts.views.comparison import contenders
 from scripts.views.data import frame, one, one_model, select
 from scripts.views.memory import compared_context, profiled
 from scripts.views.optimizer_sharding import memory, peaks
-from scripts.views.scaling import scaling
 from scripts.views.training_ladder import floor_table, rung_table, wrapped_table
 from scripts.views.verdicts import against
 from tests.support.faults import law_checks, put, recorded, rows
@@ -124,15 +123,11 @@ def test_the_compared_context_has_every_kind_of_step():
 def test_nothing_is_beyond_a_baseline_that_is_unsteady():
     steps = {"none": [99.0, 101.0, 160.0, 162.0, 99.0, 101.0], "naive": [201.0, 202.0] * 3, "flat": [181.0, 182.0] * 3}
     cell = {name: {"step": samples} for name, samples in steps.items()}
-    tables = {
-        "data_parallel": training(DataParallelTraining, ("wrapper",), [cell], rounds=3, steps=2),
-        "fsdp": training(FullyShardedTraining, ("wrapper",), [{"none": took(99.0), "fsdp": took(100.0)}]),
-    }
-    found = contenders(DataParallelTraining, tables["data_parallel"])
+    found = ranks(DataParallelTraining, cell, rounds=3, steps=2)
     assert found["exposed"].isna().all()
-    assert against(one(found, contender="flat"), one(found, contender="naive")).faster
-    (row,) = scaling(tables).to_dict("records")
-    assert (row["contender"], row["efficiency"]) == ("fsdp", pytest.approx(0.99))
+    flat = one(found, contender="flat")
+    assert against(flat, one(found, contender="naive")).faster
+    assert not conclusion.weak_scaling(found, flat, "").verdict
 
 
 def test_of_a_cell_measured_twice_the_run_with_most_contenders_is_shown():

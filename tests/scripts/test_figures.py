@@ -41,7 +41,7 @@ def figure_of(name: str, tables) -> Figure:
     """A figure of the report, drawn from tables."""
     figure = FIGURES[name]
     sources = figure.sources(tables, {})
-    return draw.drawn(figure.script, figure.options, [at_one_setting(*source) for source in sources.items()])
+    return draw.drawn(figure.script, [at_one_setting(*source) for source in sources.items()])
 
 
 def drawn(figure: Figure) -> Iterator[tuple[tuple[str, str], numpy.ndarray]]:

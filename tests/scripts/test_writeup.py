@@ -82,7 +82,7 @@ def write_report(folder: Path, plan: Plan, rows: dict, trace: str = "", *, pictu
             output = results / "figures" / f"{name}.svg"
             output.write_text(EMPTY_PICTURE)
             if pictures:
-                draw(figure.script, figure.options, str(output), figure.sources(tables, traces))
+                draw(figure.script, str(output), figure.sources(tables, traces))
         write_checks(tables, str(results / "checks.csv"))
         typeset_again(plan)
 
