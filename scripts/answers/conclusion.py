@@ -47,7 +47,7 @@ def one_gpu(table: DataFrame) -> Facts:
     if not chosen:
         return Facts(label=None, must=[], most=[])
     ladder = chosen[-1]
-    most = list(worth_doing(table, ladder)["title"].head(2))
+    most = list(worth_doing(ladder)["title"].head(2))
     return Facts(label=ladder["label"].iloc[0], must=needed(table, ladder), most=most)
 
 

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from math import nan
 from typing import Any
 
-import pandas
 from pandas import DataFrame, Series
 
-from cs336_systems.experiments.training_ladder import CHECKPOINT, FIRST, RUNGS, TOP
+from cs336_systems.experiments.training_ladder import FIRST, RUNGS, TOP
 from scripts.rendering.answer import (
     NOT_HERE,
     NOTHING,
@@ -23,11 +22,10 @@ from scripts.rendering.answer import (
     say,
     tell,
 )
-from scripts.rendering.grid import Columns, crossed, grid
+from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Tile, Typst, fixed_point, measured, milliseconds
 from scripts.views.closed_forms import sized
-from scripts.views.data import last, measured_machine, one, select
-from scripts.views.published import published_table
+from scripts.views.data import measured_machine, one, select
 from scripts.views.training_ladder import (
     SCATTER,
     SHAPE,
@@ -35,7 +33,6 @@ from scripts.views.training_ladder import (
     ends,
     fastest,
     floor_table,
-    gain_table,
     ladders,
     losses,
     needed,
@@ -75,12 +72,6 @@ SIZES: Columns = {
     "tokens/s": "{tokens:.0f}",
     "mJ/token": "{millijoules:.1f}",
 }
-PUBLISHED: Columns = {
-    "": "{shown}",
-    "accelerators": "{machine}",
-    "tokens/s each": "{tokens:.0f}",
-    "MFU / %": {"as published": "{mfu}", "counted as here": "{counted:.0f}"},
-}
 WRAPPED: Columns = {
     "": "{label}",
     "batch": "{processes} × {batch_size} × {context}",
@@ -89,7 +80,6 @@ WRAPPED: Columns = {
     "ms": "{step:sig}",
     "p20–p80": "{p20:.0f}–{p80:.0f}",
     "n": "{n:.0f}",
-    "× alone": "{over:.2f}",
     "tokens/s": "{tokens:.0f}",
     "peak / GiB": "{peak_memory:GiB}",
 }
@@ -113,7 +103,6 @@ def answers(tables: Tables) -> Found:
     on_gpu = {
         "sizes": sizes(rungs, found),
         "advice": advice(table, rungs, found),
-        "memory": memory(rungs),
         "several": several(table),
     }
     return {
@@ -222,37 +211,19 @@ def sizes(rungs: DataFrame, found: list[DataFrame]) -> Answer:
     return Answer(
         asked="All sizes",
         verdict=facts.say("At its fastest, training reaches {utilization:span percent} of the bf16 peak ({cells})."),
-        evidence=[
-            Captioned(
-                grid(best, SIZES, text_columns=2),
-                "The first and the fastest rung of each cell, medians, and the sum of what the parts of a bf16 step "
-                "take alone. MFU as in the text; mJ per token by the driver's counter"
-                + ("." if best["first_steps"].notna().any() else ", in a longer run, whose steps may be slower."),
-            ),
-            published(fastest(found[-1]) if found else None),
-        ],
+        evidence=Captioned(
+            grid(best, SIZES, text_columns=2),
+            "The first and the fastest rung of each cell, medians, and the sum of what the parts of a bf16 step take "
+            "alone. MFU as in the text; mJ per token by the driver's counter"
+            + ("." if best["first_steps"].notna().any() else ", in a longer run, whose steps may be slower."),
+        ),
         reason=facts.say(
             "A cell's fastest step takes {over:span times} the time of its parts alone, and at most {wall:times} the "
             "device's busy time.",
             in_fp8(rungs, fastest(found[-1])) if found else "",
+            "Others publish 57 % of the peak (LLMQ, Qwen2.5 3B on one H100 @schultheis2026) and 39 % (torchtitan, Llama 3.1 "
+            "8B on eight H100s at 500 W @torchtitan2024).",
         ),
-    )
-
-
-def published(best: Series | None) -> Captioned:
-    """The fastest step of the largest model among those of others."""
-    rows = published_table()
-    if best is not None:
-        ours = {
-            "shown": say("this report, {best[label]}", best=best),
-            "machine": f"1 {best['gpu'].removeprefix('NVIDIA ')}",
-        }
-        rows.loc[len(rows)] = ours | {"tokens": best["tokens"], "counted": best["mfu"]}
-    return Captioned(
-        grid(rows, PUBLISHED, text_columns=2),
-        "Utilization in bf16, as published (with attention's scores in full, except LLMQ's), and by this report's "
-        "count where the tokens/s of an accelerator are published. LLMQ updates weights every 524 288 tokens, this "
-        "step every batch.",
     )
 
 
@@ -264,23 +235,6 @@ def in_fp8(rungs: DataFrame, best: Series) -> Typst:
         "That is {row[over]:times} the time of its own parts alone.",
         row=one(rungs, rung="fp8", **{name: best[name] for name in SHAPE}),
         best=best,
-    )
-
-
-def memory(rungs: DataFrame) -> Answer:
-    """The memory and the time of recomputed blocks, next to the fastest step."""
-    best = rungs.loc[[fastest(ladder).name for ladder in ladders(rungs)]]
-    both = best.merge(select(rungs, rung=CHECKPOINT.name), on=SHAPE, suffixes=("", "_recomputed"))
-    saved = (both["peak_memory"] - both["peak_memory_recomputed"]).dropna().sort_values()
-    return Answer(
-        asked="If memory is short",
-        verdict=say(
-            "Recomputing blocks except attention saves {row[peak_memory] - row[peak_memory_recomputed]:gib} at "
-            "{row[step_recomputed] / row[step]:times} the time ({row[label]}).",
-            row=last(both.loc[saved.index]),
-        ),
-        reason="Each block keeps its input and attention's output and log-sum-exp. Its matmuls and passes run again in "
-        "the backward pass; attention does not.",
     )
 
 
@@ -316,12 +270,9 @@ def several(table: DataFrame) -> Answer:
 
 
 def advice(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer:
-    """The most useful rungs, by their saving over the previous step, next to the closed form."""
+    """The most useful rungs, by their saving over the previous step."""
     ladder = found[-1] if found else None
-    order = [] if ladder is None else [row for _, row in worth_doing(table, ladder).iterrows()]
-    gains = [gain_table(table, ladder).assign(label=ladder["label"].iloc[0]) for ladder in found]
-    every = pandas.concat(gains) if gains else DataFrame(columns=["title", "label", "gain", "told", "expected"])
-    every["untold"] = ~every["told"].astype(bool)
+    order = [] if ladder is None else [row for _, row in worth_doing(ladder).iterrows()]
     must = [] if ladder is None else needed(table, ladder)
     start = 0 if must else 2
     facts = Facts(
@@ -343,21 +294,9 @@ def advice(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer
             else "",
             order=italic([row["title"] for row in order[start:]]),
         ),
-        evidence=Captioned(
-            crossed(
-                every, "title", "label", {"gain / ms": "{gain:.1f}{untold:star}", "expected / ms": "{expected:.1f}"}
-            ),
-            "What each rung saves of the previous step (fused passes: of the eager step), and its closed form at the "
-            "rates measured in the same job. *: on par within the spread, or host-bound; –: no closed form, or not "
-            "measured.",
-        ),
         reason=facts.say(
             NOTHING if ladder is None else instead_of_the_compiler(ladder),
             "Removing a single rung from the full ladder of {size} costs {left:listing}.",
-            "The closed forms count the work that a rung removes: FLOPs at the rate of the matmuls alone, bytes at "
-            "a copy's speed. For the graph, they count the time for which the device waited for the host in the "
-            "previous step. For the update during the backward pass, they count the whole update, as if it were "
-            "free.",
         ),
     )
 
@@ -377,7 +316,7 @@ def left_out(rungs: DataFrame, found: list[DataFrame]) -> list[Any]:
     if not found:
         return []
     first = found[-1].iloc[0]
-    cell = rungs[(rungs[["size", "batch_size", "context"]] == first[["size", "batch_size", "context"]]).all(axis=1)]
+    cell = select(rungs, **{name: first[name] for name in SHAPE})
     last = one(cell, rung="overlap")
     if last is None:
         return []

@@ -1,20 +1,15 @@
 """The training ladder: one row per rung of each cell, the time of the step's parts alone, and the gain of each rung."""
 
-import math
 from collections.abc import Iterator
 
 import pandas
-from numpy import nan
 from pandas import DataFrame, Series
 
-from cs336_systems.accounting.step_time import at_rates
-from cs336_systems.accounting.step_work import Rates, step_work, update_work
-from cs336_systems.accounting.transformer import matmul_flops
 from cs336_systems.compare.speed import host_bound
-from cs336_systems.experiments.training_ladder import FP8, LADDER, RUNGS, TOP
+from cs336_systems.experiments.training_ladder import FP8, LADDER, RUNGS
 from cs336_systems.measure.gpus import gpu_of
 from scripts.views.cells import wide
-from scripts.views.closed_forms import flops_of, model_of
+from scripts.views.closed_forms import flops_of
 from scripts.views.data import select, size_order
 from scripts.views.verdicts import against
 
@@ -109,67 +104,24 @@ def ends(rungs: DataFrame) -> list[DataFrame]:
     ]
 
 
-def gain_table(table: DataFrame, ladder: DataFrame) -> DataFrame:
-    """One row per rung of one cell except its first: `title`, `gain` over the rung before, and `expected`, ms.
+def worth_doing(ladder: DataFrame) -> DataFrame:
+    """The rungs of one cell that save WORTH of the fastest step: `rung`, `title` and `gain`, ms, the largest first.
 
-    `told` is whether one of the two is faster; never if either waits for the host. `expected` is
-    `expected_gain` at the rates that were measured in the same job.
+    A gain is over the rung before; fused passes replace the compiler, so only the one of the two that saves more is
+    included.
     """
-    rates = measured_rates(table, ladder.iloc[0])
     rows = []
     for (_, before), (_, row) in zip(ladder.iterrows(), list(ladder.iterrows())[1:], strict=False):
         follows = EXACT.index(row["rung"]) == EXACT.index(before["rung"]) + 1
         if row["rung"] == "fused":  # compared with eager passes, which it replaces like the compiler
             eager = ladder[ladder["rung"] == "masters"]
             before, follows = (eager.iloc[0], True) if len(eager) else (before, False)
-        if follows:
-            gain = {"rung": row["rung"], "title": row["title"], "before": before["title"]}
-            gain |= {"gain": before["step"] - row["step"], "expected": expected_gain(before, row, rates)}
-            rows.append({**gain, "told": against(row, before).faster is not None})
-    return DataFrame(rows, columns=["rung", "title", "before", "gain", "told", "expected"])
-
-
-def worth_doing(table: DataFrame, ladder: DataFrame) -> DataFrame:
-    """The rows of `gain_table` that save WORTH of the fastest step, the largest gain first.
-
-    Fused passes replace the compiler: only the one of the two that saves more is included.
-    """
-    gains = gain_table(table, ladder)
-    worthwhile = gains[gains["told"].astype(bool) & (gains["gain"] > WORTH * fastest(ladder)["step"])]
-    worthwhile = worthwhile.sort_values("gain", ascending=False)
+        gain = before["step"] - row["step"]
+        if follows and against(row, before).faster and gain > WORTH * fastest(ladder)["step"]:
+            rows.append({"rung": row["rung"], "title": row["title"], "gain": gain})
+    worthwhile = DataFrame(rows, columns=["rung", "title", "gain"]).sort_values("gain", ascending=False)
     same = worthwhile["rung"].replace("fused", "compiled").duplicated()
     return worthwhile[~same]
-
-
-def expected_gain(before: Series, row: Series, rates: Rates | None) -> float:
-    """Closed form of a rung's saving over the previous step at the given rates, ms; NaN without rates.
-
-    The graph saves the time for which the device waited in the previous step; the update during the backward pass saves
-    the whole update.
-    """
-    if RUNGS[row["rung"]].graph and not RUNGS[before["rung"]].graph:
-        return float(before["step"] - before["device_busy"])
-    if rates is None:
-        return nan
-    earlier, later = (RUNGS[each["rung"]].setting(each) for each in (before, row))
-    hidden = at_rates(update_work(later, rates)) if later.overlap else 0.0
-    return 1e3 * (at_rates(step_work(earlier, rates)) - at_rates(step_work(later, rates)) + hidden)
-
-
-def measured_rates(table: DataFrame, row: Series) -> Rates | None:
-    """The rates that were measured in the job of a row's cell; None if they were not."""
-    cell = select(table, **{name: row[name] for name in SHAPE}, part="steps")
-    matmuls = select(cell, metric="floor", work="matmuls")
-    copy, fp32 = select(cell, metric="copy_speed"), select(cell, metric="matmul_rate", work="fp32")
-    if not (len(matmuls) and len(copy) and len(fp32)):
-        return None
-    flops = 3 * matmul_flops(*model_of(row), int(row["batch_size"] * row["context"]))
-    return Rates(
-        bf16=1e3 * flops / matmuls["median"].iloc[0],
-        fp32=1e12 * fp32["median"].iloc[0],
-        bandwidth=1e9 * copy["median"].iloc[0],
-        link=math.inf,
-    )
 
 
 def out_of_memory(table: DataFrame, ladder: DataFrame) -> list[str]:
@@ -189,20 +141,15 @@ def wrapped_table(table: DataFrame) -> DataFrame:
     """One row per wrapper of each cell of several processes, including the step without communication.
 
     Columns: SHAPE, `processes`; `rung`, `title`; the medians of `step`, ms, `device_busy`, ms, and `peak_memory`, MiB;
-    STATISTICS of the step; `host_bound`; `graph`, whether a CUDA graph is replayed; `over`, a wrapper's step over the
-    one without communication, NaN unless both or neither are replayed; `tokens` of all processes, per second.
+    STATISTICS of the step; `host_bound`; `graph`, whether a CUDA graph is replayed; `tokens` of all processes, per
+    second.
     """
-    cell = [*SHAPE, "processes"]
-    keys = [*cell, "rung"]
+    keys = [*SHAPE, "processes", "rung"]
     rows = rows_of(table, "processes", keys)
     ways = wide(rows, keys, ["step", "device_busy", "peak_memory"], "step", STATISTICS).reset_index()
-    baselines = select(ways, rung=TOP.name).set_index(cell)["step"].rename("baseline")
-    ways = ways.join(baselines, on=cell)
     ways["host_bound"] = host_bound(ways["step"], ways["device_busy"])
     ways["graph"] = [RUNGS[name].graph for name in ways["rung"]]
     ways["title"] = [RUNGS[name].title if RUNGS[name].wrapper else "no communication" for name in ways["rung"]]
-    alike = (ways["graph"] == TOP.graph) & (ways["rung"] != TOP.name)
-    ways["over"] = (ways["step"] / ways["baseline"]).where(alike)
     ways["tokens"] = 1e3 * ways["processes"] * ways["batch_size"] * ways["context"] / ways["step"]
     return ways.sort_values("rung", key=lambda names: names.map(list(RUNGS).index), kind="stable")
 
