@@ -40,13 +40,6 @@ function shown(value) {
   return Math.abs(value) >= 1e6 || Math.abs(value) < 1e-4 ? value.toExponential(3) : String(+value.toPrecision(5));
 }
 
-/** Let the browser save rows of texts as a CSV file. */
-function download(name, rows) {
-  const field = (text) => (/[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
-  const text = rows.map((row) => `${row.map(field).join(",")}\n`).join("");
-  make("a", { href: `data:text/csv;charset=utf-8,${encodeURIComponent(text)}`, download: `${name}.csv` }).click();
-}
-
 /** Open a dialog with new content; it closes by its button, Escape or a click outside it. */
 function open(dialog, ...content) {
   $(".content", dialog).replaceChildren(...content);

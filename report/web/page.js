@@ -47,7 +47,7 @@ $("#menu").addEventListener("click", () => showContents(!document.body.classList
 contents.addEventListener("click", (event) => event.target.closest("a") && showContents(false));
 addEventListener("keydown", (event) => event.key === "Escape" && showContents(false));
 
-// Figures: a click opens one large, with the values at the pointer.
+// Figures: a click opens one large.
 const figures = once(async () => JSON.parse(await unpack("figures")));
 
 const [DEEP, LIGHTER] = ["#0072b2", "#3b9bdc"]; // a blue too dark for a dark page
@@ -75,41 +75,12 @@ for (const image of all("img[data-figure]")) {
   image.addEventListener("keydown", (event) => ["Enter", " "].includes(event.key) && (event.preventDefault(), enlarge(image)));
 }
 
-async function enlarge(image) {
-  const picture = new DOMParser().parseFromString(await drawing(image.dataset.figure), "image/svg+xml").documentElement;
-  const values = JSON.parse($("#values", picture)?.textContent ?? "[]");
-  picture.removeAttribute("width");
-  picture.removeAttribute("height");
-  const tip = make("output", { class: "tip", hidden: true });
-  const spot = document.createElementNS(picture.namespaceURI, "circle");
-  spot.setAttribute("class", "spot");
-  spot.setAttribute("r", 4);
-  picture.append(spot);
-  const tell = (event) => {
-    const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(picture.getScreenCTM().inverse());
-    const distance = ([x, y]) => Math.hypot(x - at.x, y - at.y);
-    const nearest = values.reduce((best, each) => (distance(each) < distance(best) ? each : best), [1e9, 1e9]);
-    tip.hidden = !(distance(nearest) < 30);
-    spot.style.visibility = tip.hidden ? "hidden" : "visible";
-    if (tip.hidden) return;
-    spot.setAttribute("cx", nearest[0]);
-    spot.setAttribute("cy", nearest[1]);
-    tip.textContent = nearest[2];
-    const frame = picture.parentElement;
-    const { left, top } = frame.getBoundingClientRect();
-    const edge = frame.scrollLeft + frame.clientWidth - tip.offsetWidth - 4;
-    tip.style.left = `${Math.max(0, Math.min(event.clientX - left + frame.scrollLeft + 14, edge))}px`;
-    tip.style.top = `${event.clientY - top + 16}px`;
-  };
-  for (const kind of ["pointermove", "pointerdown"]) picture.addEventListener(kind, tell);
-  const caption = image.closest("figure").querySelector("figcaption").cloneNode(true);
-  const hint = values.length ? make("p", { class: "hint" }, "Point at a mark for its value.") : null;
-  open($("#viewer"), make("div", { class: "picture" }, picture, tip), caption, ...(hint ? [hint] : []));
+function enlarge(image) {
+  const caption = $("figcaption", image.closest("figure")).cloneNode(true);
+  open($("#viewer"), make("div", { class: "picture" }, image.cloneNode()), caption);
 }
 
-// Tables: numbers aligned right, sorted by a click on a title, searched, saved; a click on a number finds its row.
-const FEW_ROWS = 8;
-
+// Tables: numbers aligned right; a click on one finds its row.
 for (const box of all("article .scroll")) {
   const table = $("table", box);
   const align = box.dataset.align.split(" ");
@@ -120,36 +91,6 @@ for (const box of all("article .scroll")) {
       if (cell.colSpan > 1 && cell.tagName === "TH") cell.classList.add("over");
       column += cell.colSpan;
     }
-  }
-  const body = [...table.tBodies].flatMap((part) => [...part.rows]);
-  const name = table.closest("[id]")?.id || "table";
-  const tools = make("div", { class: "tools" });
-  if (body.length > FEW_ROWS) {
-    tools.append(
-      make("input", {
-        type: "search",
-        placeholder: "Filter rows",
-        "aria-label": "Filter rows",
-        input: (event) => {
-          const wanted = event.target.value.toLowerCase().split(/\s+/);
-          for (const row of body) {
-            const text = row.textContent.toLowerCase();
-            row.hidden = !wanted.every((word) => text.includes(word));
-          }
-        },
-      }),
-    );
-  }
-  const save = () => {
-    const spread = (row) => [...row.cells].flatMap((cell) => [cell.textContent.trim(), ...Array(cell.colSpan - 1).fill("")]);
-    download(name, [...table.rows].filter((row) => !row.hidden).map(spread));
-  };
-  tools.append(make("button", { type: "button", title: "Save this table as CSV", click: save }, "CSV"));
-  box.before(tools);
-  const plain = body.every((row) => row.cells.length === align.length);
-  const titles = [...(table.tHead?.rows ?? [])].findLast((row) => row.cells.length === align.length); // a heading may follow
-  if (plain && titles) {
-    for (const [column, title] of [...titles.cells].entries()) sortable(table, title, column);
   }
   const numbers = all("td.number", table).filter((cell) => /\d/.test(cell.textContent));
   for (const cell of numbers) Object.assign(cell, { tabIndex: -1, title: "Where does this number come from?" });
@@ -182,28 +123,6 @@ function move(event, numbers) {
 for (const figure of all("article figure")) {
   const anchor = figure.id || figure.closest("[id]:not(main)")?.id;
   if (anchor) $("figcaption", figure)?.append(make("a", { class: "anchor", href: `#${anchor}`, "aria-label": "Link to this" }));
-}
-
-function sortable(table, title, column) {
-  title.tabIndex = 0;
-  title.classList.add("sortable");
-  const sort = () => {
-    const down = title.getAttribute("aria-sort") === "ascending";
-    for (const other of all("th[aria-sort]", table)) other.removeAttribute("aria-sort");
-    title.setAttribute("aria-sort", down ? "descending" : "ascending");
-    const key = (row) => numeric(row.cells[column].textContent);
-    const sign = down ? -1 : 1;
-    const rows = [...table.tBodies].flatMap((part) => [...part.rows]);
-    rows.sort((one, other) => {
-      const [left, right] = [key(one), key(other)];
-      const [a, b] = [parseFloat(left), parseFloat(right)];
-      if (Number.isNaN(a) !== Number.isNaN(b)) return Number.isNaN(a) ? 1 : -1; // what was not measured comes last
-      return sign * (Number.isNaN(a) ? left.localeCompare(right) : a - b);
-    });
-    table.tBodies[0].append(...rows);
-  };
-  title.addEventListener("click", sort);
-  title.addEventListener("keydown", (event) => event.key === "Enter" && sort());
 }
 
 // A formula within a line may continue on the next one before a relation.

@@ -12,8 +12,6 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, StrMethodFormatter
 
-from scripts.rendering.pointer import Values
-
 # Okabe & Ito 2008, ordered so that neighbours also differ in lightness.
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#999999"]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
@@ -83,9 +81,8 @@ def lay_out(figure: Figure) -> None:
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Write the figure as SVG without a date, with the meanings of its marks."""
+    """Write the figure as SVG without a date."""
     lay_out(figure)
-    figure.add_artist(Values())
     figure.savefig(path, format="svg", metadata={"Date": None})
 
 

@@ -36,38 +36,22 @@ def test_the_contents_follow_what_is_read(page, browser):
     assert browser.run("return location.hash") == "#explorer"
 
 
-def test_a_figure_opens_large_and_tells_its_values(page, browser):
+def test_a_figure_opens_large(page, browser):
     browser.open(page)
     browser.click("#fig-lines img")
-    browser.wait("return document.querySelector('#viewer[open] svg')")
-    browser.run("""const picture = document.querySelector('#viewer svg');
-        const [x, y] = JSON.parse(picture.querySelector('#values').textContent)[1];
-        const at = new DOMPoint(x, y).matrixTransform(picture.getScreenCTM());
-        picture.dispatchEvent(new PointerEvent('pointermove', {clientX: at.x + 3, clientY: at.y - 3}))""")
-    assert browser.text("#viewer .tip") == f"{HTML}\ncontext / tokens: 256\nstep / ms: 2.5"
+    browser.wait("return document.querySelector('#viewer[open] img')?.naturalWidth")
+    sizes = "return ['#fig-lines img', '#viewer img'].map((each) => document.querySelector(each).clientWidth)"
+    small, large = browser.run(sizes)
+    assert large > small
     assert "Lines." in browser.text("#viewer figcaption")
     browser.click("#viewer form button")
     assert not browser.run("return document.querySelector('#viewer').open")
 
 
-def test_a_table_is_sorted_filtered_and_saved_and_its_numbers_lead_to_rows(page, browser):
+def test_a_tables_numbers_lead_to_rows(page, browser):
     browser.open(page)
-    column = "#tab-steps tbody tr:not([hidden]) td:nth-child(2)"
-    shown = browser.texts(column)
-    assert shown[0] == HTML
-    browser.click("#tab-steps th", 1)
-    ascending = sorted(shown[1:], key=float)
-    assert browser.texts(column) == [*ascending, HTML]  # what is no number comes last
-    browser.click("#tab-steps th", 1)
-    assert browser.texts(column) == [*ascending[::-1], HTML]
-    browser.run("""const box = document.querySelector('#tab-steps input');
-        box.value = 'cell-3'; box.dispatchEvent(new Event('input'))""")
-    assert browser.texts(column) == [shown[4]]
-    browser.click("#tab-alike .sortable", 2)
-    assert browser.texts("#tab-alike tbody td:first-child") == ["line-1", "line-0"]
-    browser.click("#tab-steps .tools button")
-    assert browser.saved("tab-steps.csv") == f"what,step / ms\ncell-3,{shown[4]}\n"
-    browser.click(column)
+    assert browser.text("#tab-steps tbody td:nth-child(2)") == HTML
+    browser.click("#tab-steps tbody td:nth-child(2)", 4)
     browser.wait("return document.querySelector('#detail[open] .candidates button')")
     browser.click("#detail .candidates button")
     browser.wait("return document.querySelector('#detail .command')")
