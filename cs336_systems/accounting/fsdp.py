@@ -1,4 +1,4 @@
-"""Memory, communication and time of fully sharded data parallelism on the Transformer language model.
+"""Memory and communication of fully sharded data parallelism on the Transformer language model.
 
 Each of N ranks keeps 1/N of every matrix, of its gradient and of AdamW's two moments, in fp32, and all of the norms'
 weights (ZeRO stage 3, Rajbhandari et al. 2020). A unit (a layer or a block) is gathered before use, while at most the
@@ -7,10 +7,9 @@ next two are in flight. Collectives are modelled as rings by bytes only: no late
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from cs336_systems.accounting.accelerators import Accelerator
 from cs336_systems.accounting.transformer import parameter_tensors, parameters
 from cs336_systems.accounting.units import BYTES, FP32_BYTES
 from cs336_systems.limits import AHEAD, REDUCTIONS
@@ -24,8 +23,6 @@ class Matrix:
     name: str
     rows: int
     columns: int
-    multiplies: bool = True
-    """Whether it is an operand of a matmul; rows of the embedding are only looked up."""
 
     @property
     def numbers(self) -> int:
@@ -54,14 +51,6 @@ def block_matrices(shape: ModelShape) -> Iterator[Matrix]:
     yield Matrix("down", shape.d_model, shape.d_ff)
 
 
-@dataclass(frozen=True)
-class Times:
-    """Seconds of one unit on each device."""
-
-    compute: float
-    communication: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class FullySharded:
     """A model that is sharded over ranks."""
@@ -76,7 +65,7 @@ class FullySharded:
 
     def units(self) -> list[Unit]:
         """Units, in the order of the forward pass."""
-        embedding = Matrix("embedding", self.vocab_size, self.shape.d_model, multiplies=False)
+        embedding = Matrix("embedding", self.vocab_size, self.shape.d_model)
         head = Matrix("head", self.vocab_size, self.shape.d_model)
         block = tuple(block_matrices(self.shape))
         blocks: list[Unit] = [block] if self.by_block else [(matrix,) for matrix in block]
@@ -135,35 +124,5 @@ class FullySharded:
         """Bytes that a rank sends: (N - 1)/N of everything gathered and reduced; norms are not counted."""
         return (self.ranks - 1) / self.ranks * (self.gathered_in_a_step + self.reduced_in_a_step)
 
-    def forward(self, tokens: float, device: Accelerator) -> list[Times]:
-        """For each unit, seconds of its matmuls for the tokens of one rank, and of gathering it.
-
-        Attention and elementwise functions, which can also hide communication, are not counted. In each of N - 1 steps
-        of a gather a rank passes on the shard that it received in the step before: (N - 1)/N · S/W.
-        """
-        sent = (self.ranks - 1) / self.ranks
-        return [
-            Times(
-                compute=2 * tokens * sum(matrix.numbers for matrix in unit if matrix.multiplies) / device.flops,
-                communication=sent * self._bytes([unit]) / device.bandwidth,
-            )
-            for unit in self.units()
-        ]
-
     def _bytes(self, units: Iterable[Unit]) -> int:
         return BYTES[self.precision] * sum(matrix.padded(self.ranks) for unit in units for matrix in unit)
-
-
-def waiting_seconds(units: Sequence[Times]) -> float:
-    """How long a forward pass waits for its weights if each unit is gathered AHEAD units early.
-
-    The gather of a unit starts when the unit AHEAD before it starts to compute and the previous gather is done; the
-    first ones start with the pass. A unit computes when its gather and the previous unit are done.
-    """
-    starts: list[float] = []
-    gathered = computed = 0.0
-    for index, unit in enumerate(units):
-        gathered = max(gathered, starts[index - AHEAD] if index >= AHEAD else 0.0) + unit.communication
-        starts.append(max(computed, gathered))
-        computed = starts[-1] + unit.compute
-    return computed - sum(unit.compute for unit in units)

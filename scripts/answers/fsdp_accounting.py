@@ -5,30 +5,19 @@ measured.
 from numpy import nan
 from pandas import DataFrame, Series
 
-from cs336_systems.accounting.fsdp import waiting_seconds
 from cs336_systems.accounting.peak_memory import peak
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.limits import AHEAD, REDUCTIONS
 from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, say, tell
-from scripts.rendering.grid import Columns, grid
-from scripts.rendering.markup import Table, significant
+from scripts.rendering.grid import Columns
 from scripts.views.closed_forms import contender_step
-from scripts.views.comparison import (
-    OWN,
-    cells_of,
-    contenders,
-    device_bound,
-    device_bound_if_any,
-    fastest,
-    first_cell,
-    marked,
-)
+from scripts.views.comparison import OWN, cells_of, contenders, device_bound, device_bound_if_any, fastest, first_cell
 from scripts.views.comparison_tables import contender_table, missing, setting
 from scripts.views.data import select
 from scripts.views.data_parallel import against_baseline
-from scripts.views.fsdp import OURS, SHARDED, by_block, measured_rates, sharded, tokens_of
+from scripts.views.fsdp import OURS, SHARDED, by_block, sharded
 from scripts.views.units import memory_unit
 
 MEMORY: dict[str, dict[str, str]] = {
@@ -37,11 +26,8 @@ MEMORY: dict[str, dict[str, str]] = {
     "peak": {"closed form": "{expected_peak:cut}", "measured": "{peak_memory:cut}"},
 }
 WAITING: Columns = {
-    "": "{title}",
-    "largest unit / ms": {"compute": "{compute:sig}", "gather": "{gather:sig}"},
-    "waiting / ms": {"closed form": "{expected:sig}", "measured": "{late:sig}"},
-    "pauses / ms": {"all": "{pause:sig}"},
-    "all-gathers": {"hidden / %": "{hidden:sig}"},
+    "forward pass / ms": {"all": "{forward_length:cut}", "waits": "{late:sig}", "pauses": "{pause:sig}"},
+    "all-gathers": {"hidden / %": "{forward_share:share}"},
 }
 
 
@@ -51,7 +37,7 @@ def answers(tables: Tables) -> Found:
     rows = contenders(FullyShardedTraining, table)
     return {
         "saving": saving(table, rows),
-        "in_time": in_time(table, tables["all_reduce"], rows),
+        "in_time": in_time(table, rows),
         "gathered": 1 + AHEAD,
         "reduced": 1 + REDUCTIONS,
     }
@@ -108,26 +94,25 @@ def saving(table: DataFrame, rows: DataFrame) -> Answer:
     )
 
 
-def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> Answer:
+def in_time(table: DataFrame, rows: DataFrame) -> Answer:
     """(b) Whether weights arrive before their block begins, in the first profiled device-bound cell."""
     passes = rows[rows["contender"].isin(SHARDED) & rows["forward_length"].notna()]
+    waits = [by_block(table, row)[["late", "pause"]].sum(min_count=1) for _, row in passes.iterrows()]
+    passes = passes.join(DataFrame(waits, index=passes.index, columns=["late", "pause"]))
     told = device_bound(passes)
     every = [row for cell in cells_of(told) if (row := fastest(cell, OURS)) is not None]
     own = every[0] if every else None
     blocks = DataFrame(columns=["late", "pause"]) if own is None else by_block(table, own)
     late = blocks[blocks["late"] > 0]
     first = set(late.index) <= set(range(1 + AHEAD))
-    others = [
-        say("{wait:ms} of {row[forward_length]:ms} ({row[cell]})", row=row, wait=by_block(table, row)["late"].sum())
-        for row in every[1:]
-    ]
-    facts = Facts(own=own, late=count(len(late), "unit"), blocks=len(blocks) or None, wait=float(late["late"].sum()))
+    others = [say("{row[late]:ms} of {row[forward_length]:ms} ({row[cell]})", row=row) for row in every[1:]]
+    facts = Facts(own=own, late=count(len(late), "unit"), blocks=len(blocks) or None)
     return Answer(
         asked="(b) In time",
         missing=not_profiled(table, rows),
         verdict=facts.say(
             tell(first, "Yes: weights come late only for", "No: weights come late for")
-            + " {late} of {blocks}, by {wait:ms} in a forward pass of {own[forward_length]:ms}."
+            + " {late} of {blocks}, by {own[late]:ms} in a forward pass of {own[forward_length]:ms}."
         ),
         more=facts.say(
             "Measured with _{own[title]}_, {own[cell]}.",
@@ -137,12 +122,9 @@ def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> Answer
         evidence=[
             "fsdp_gathers",
             Captioned(
-                waiting_table(table, all_reduces, rows, told),
-                "The largest unit and the wait for weights in a forward pass. By closed form from measured rates "
-                "(C: the forward pass without communication; W: bus bandwidth of the fastest all-reduce), and in "
-                "one profiled pass on rank 0, with all pauses before units and the share of all-gather time that "
-                "overlaps with compute.",
-                legend={"–": "–: C or W was not measured"},
+                contender_table(FullyShardedTraining, table.iloc[:0], told, WAITING),
+                "One profiled forward pass on rank 0: how long the device waits for weights, how long it pauses before "
+                "units for any reason, and the share of all-gather time that overlaps with compute.",
             ),
         ],
         reason=say(
@@ -161,22 +143,3 @@ def not_profiled(table: DataFrame, rows: DataFrame) -> str:
         return missing(table)
     why = common["not_profiled"]
     return f"Not measured: {why}." if why else "No device-bound forward pass was profiled."
-
-
-def waiting_table(table: DataFrame, all_reduces: DataFrame, every: DataFrame, rows: DataFrame) -> Table:
-    """Closed forms and measured waiting of some rows, cell by cell."""
-    lines = []
-    for cell in cells_of(rows):
-        baselines = select(every, cell=cell["cell"].iloc[0], contender=BASELINE)
-        rates = measured_rates(all_reduces, baselines.iloc[0]) if len(baselines) else None
-        where = f"; W = {significant(rates.bandwidth / 1e9)} GB/s" if rates else ""
-        for _, row in cell.iterrows():
-            line = {"heading": f"{marked(row)}{where}", "title": row["title"], "hidden": 100 * row["forward_share"]}
-            line |= dict.fromkeys(("compute", "gather", "expected"), nan)
-            if rates:
-                times = sharded(row).forward(tokens_of(row), rates)
-                unit = max(times, key=lambda each: each.communication)
-                line |= {"compute": 1e3 * unit.compute, "gather": 1e3 * unit.communication}
-                line["expected"] = 1e3 * waiting_seconds(times)
-            lines.append({**line, **by_block(table, row)[["late", "pause"]].sum(min_count=1)})
-    return grid(DataFrame(lines), WAITING, by="heading")

@@ -221,8 +221,8 @@ def sizes(rungs: DataFrame, found: list[DataFrame]) -> Answer:
             "A cell's fastest step takes {over:span times} the time of its parts alone, and at most {wall:times} the "
             "device's busy time.",
             in_fp8(rungs, fastest(found[-1])) if found else "",
-            "Others publish 57 % of the peak (LLMQ, Qwen2.5 3B on one H100 @schultheis2026) and 39 % (torchtitan, Llama "
-            "3.1 8B on eight H100s at 500 W @torchtitan2024).",
+            "Others publish 57 % of the peak (LLMQ, Qwen2.5 3B on one H100 @schultheis2026) and 39 % (torchtitan, "
+            "Llama 3.1 8B on eight H100s at 500 W @torchtitan2024).",
         ),
     )
 

@@ -2,7 +2,6 @@
 
 from pandas import DataFrame, Series
 
-from cs336_systems.accounting.accelerators import Accelerator
 from cs336_systems.accounting.fsdp import FullySharded
 from cs336_systems.accounting.peak_memory import fully_sharded
 from cs336_systems.accounting.transformer import parameters as numbers_of
@@ -10,8 +9,7 @@ from cs336_systems.accounting.units import FP32_BYTES
 from cs336_systems.experiments.fsdp import CONTENDERS, FullyShardedTraining
 from cs336_systems.sizes import parse_size
 from scripts.views.closed_forms import contender_step, model_of
-from scripts.views.comparison import backend_of, series
-from scripts.views.data import select
+from scripts.views.comparison import series
 
 DECLARED = {each.name: each for each in CONTENDERS}
 SHARDED = [name for name, declared in DECLARED.items() if declared.scheme == "FSDP"]
@@ -53,23 +51,3 @@ def sharded(row: Series) -> FullySharded:
 def whole_weights(row: Series) -> int:
     """Bytes of all weights in fp32."""
     return FP32_BYTES * numbers_of(*model_of(row))
-
-
-def measured_rates(all_reduces: DataFrame, baseline: Series) -> Accelerator | None:
-    """The measured rates at which a rank computes a forward pass and sends; None if either was not measured.
-
-    The rate of matmuls is that of the baseline's whole forward pass, as if it consisted only of matmuls.
-    """
-    rates = select(all_reduces, metric="bus_bandwidth", backend=backend_of(baseline))
-    best = select(rates, processes=baseline["processes"])["median"].max()
-    if not (best > 0 and baseline["forward"] > 0):
-        return None
-    unit = Accelerator(name="one per second", flops=1.0, bandwidth=1.0, memory=0.0)
-    products = sum(times.compute for times in sharded(baseline).forward(tokens_of(baseline), unit))
-    flops = products / (baseline["forward"] / 1e3)
-    return Accelerator(name="measured", flops=flops, bandwidth=1e9 * best, memory=float(baseline["gpu_memory"] or 0))
-
-
-def tokens_of(row: Series) -> int:
-    """Tokens in the batch of one rank."""
-    return int(row["batch_size"]) * int(row["context"])
