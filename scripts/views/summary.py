@@ -71,13 +71,11 @@ def summarize(
         "cells_ok": int(coverage["ok"].sum()),
         "lost": lost_in_words(coverage),
         "cells_unplanned": int(coverage[UNPLANNED].sum()),
-        "coverage": coverage_table(coverage),
         "reasons": reasons_table(lost),
         "failed": failed_table(checks),
         "checks": checks.to_dict("records"),
         "checks_failed": int((checks["outcome"] == "failed").sum()),
         "checks_applicable": int((checks["outcome"] != "not applicable").sum()),
-        "jobs": list(plan.all_jobs()),
     }
 
 
@@ -112,14 +110,6 @@ def versions_table(rows: DataFrame) -> Table:
         values = sorted({str(value) for value in rows[column]} - {"", UNKNOWN.get(column)})
         body.append([title, ", ".join(values)])
     return Table(["what", "value"], [line for line in body if line[1]], text_columns=2)
-
-
-def coverage_table(coverage: DataFrame) -> Table:
-    """Planned cells and outcomes, one row per grid and a total."""
-    counts = ["planned", *OUTCOMES, UNPLANNED]
-    body = [[row["experiment"], row["grid"], *(str(row[name]) for name in counts)] for _, row in coverage.iterrows()]
-    body.append(["all", "", *(str(int(coverage[name].sum())) for name in counts)])
-    return Table(["experiment", "grid", *counts], body, text_columns=2)
 
 
 def lost_in_words(coverage: DataFrame) -> Typst:

@@ -33,12 +33,6 @@ def charts(tmp_path_factory):
     return path
 
 
-LONG = "--size 8Bx8:" + ",".join(
-    f"{name}=4096" for name in ["d_model", "d_ff", "num_layers", "num_heads", "vocabulary"]
-)
-"""A command's argument that is longer than a phone's line, without a space."""
-
-
 def source(steps, builds):
     """A report in the templates' own terms: a question, figures, and tables of some medians, in ms and s.
 
@@ -72,7 +66,6 @@ $T = 2 (N - 1) / N dot 2 B D / W = 4 (N - 1) B D / (N W) = 4 (N - 1) B D / (N W)
 #tabulated([Steps.])[
 {table}
 ] <tab-steps>
-#block(raw({string(LONG)}))
 #outcome("failed") #reason("not measured: out of memory")
 """
 
