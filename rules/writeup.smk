@@ -1,7 +1,7 @@
 """The report: answers from the tables, templates filled with them and typeset.
 
-Needs the plan, tables, figures, coverage, self-checks and the verdict on them, and, on a GPU other than that of the
-reference, the recorded CSV files of that; makes results/<machine>/writeup.typ and writeup.pdf. The target `writeup` is both: the report is there, and its verdict is not a failure.
+Needs the plan, tables, figures, coverage, self-checks and the verdict on them; makes results/<machine>/writeup.typ and
+writeup.pdf. The target `writeup` is both: the report is there, and its verdict is not a failure.
 """
 
 from scripts.rendering.notes import note_files
@@ -28,7 +28,6 @@ rule render:
     input:
         TEMPLATES,
         NOTES,
-        reference_csvs(),
         traces_to_draw,
         "report/contents.yaml",
         "cs336_systems/revisions.yaml",

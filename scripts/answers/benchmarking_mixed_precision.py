@@ -56,7 +56,7 @@ def tiles(found: Found) -> list[Tile]:
     small, large = found["ends"]
     what = f"bf16 over fp32, {found['of']}, {large['label']} at context {large['context']}"
     other = "" if small["label"] == large["label"] else f" ({times(small['shown'])} for {small['label']})"
-    return [Tile(times(large["shown"]), what + other, f"gain from bf16, {large['label']}, {large['context']}")]
+    return [Tile(times(large["shown"]), what + other)]
 
 
 def seen(table: DataFrame, way: str) -> dict[str, str]:

@@ -25,7 +25,7 @@ def tiles(found: Found) -> list[Tile]:
     if not found["gpu"] or asked is None or not asked.speed.faster:
         return []
     meaning = f"our data-parallel step over copy engines against PyTorch's best: {asked.cell}"
-    return [Tile(times(asked.speed.ratio), escape(meaning), "gain from copy engines")]
+    return [Tile(times(asked.speed.ratio), escape(meaning))]
 
 
 def gain(table: DataFrame, rows: DataFrame, found: Sequence[Duel]) -> Answer:

@@ -55,7 +55,7 @@ def tiles(found: Found) -> list[Tile]:
         return []
     model = f"{sized(asked.first)}{asked.cell.removeprefix(asked.first['label'])}"
     meaning = escape(f"our FSDP against PyTorch's fully_shard: {model}")
-    return [Tile(times(asked.speed.ratio), meaning, "gain over fully_shard")]
+    return [Tile(times(asked.speed.ratio), meaning)]
 
 
 def against_pytorch(rows: DataFrame) -> list[Duel]:

@@ -128,7 +128,7 @@ def tiles(found: Found) -> list[Tile]:
         best=best,
         begin=begin,
     )
-    return [Tile(milliseconds(best["step"]), meaning, "fastest step")] if meaning else []
+    return [Tile(milliseconds(best["step"]), meaning)] if meaning else []
 
 
 def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing: str) -> Answer:

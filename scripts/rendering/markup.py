@@ -138,8 +138,6 @@ class Tile:
     """The figure with its unit."""
     meaning: str
     """The figure's meaning: markup, or any other string, which is escaped."""
-    quantity: str = ""
-    """Its key among another machine's figures over the same cells; empty if it is not compared."""
 
 
 FILTERS = {

@@ -18,8 +18,7 @@ from scripts.rendering.markup import FILTERS, Typst, escape, finalize, string
 from scripts.rendering.notes import FOLDER, read_notes
 from scripts.tools.log import log_to
 from scripts.views.coverage import with_reasons
-from scripts.views.data import at_one_setting, load, load_recorded
-from scripts.views.headlines import Reference, compare
+from scripts.views.data import at_one_setting, load
 from scripts.views.story import story
 from scripts.views.summary import summarize
 
@@ -62,10 +61,9 @@ def compute(
     tables: Mapping[str, pandas.DataFrame],
     coverage: pandas.DataFrame,
     checks: pandas.DataFrame,
-    recorded: Mapping[str, pandas.DataFrame] | None = None,
     folder: Path = FOLDER,
 ) -> dict[str, Any]:
-    """Everything in the templates that depends on the tables: `summary`, `story`, `sections`, `tiles` and `reference`.
+    """Everything in the templates that depends on the tables: `summary`, `story`, `sections` and `tiles`.
 
     `traces` are the steps, in words, of the traces that figures are drawn from; `notes` are the author's own words,
     from a folder; `experiments` names those whose tables each section consults.
@@ -77,8 +75,6 @@ def compute(
     sections = {name: module.answers(consulted[name]) for name, module in modules.items()}
     experiments = {name: list(tables.names) for name, tables in consulted.items()}
     of_sections = [module.tiles(sections[name]) for name, module in modules.items() if hasattr(module, "tiles")]
-    tiles = [tile for of_a_section in of_sections for tile in of_a_section]
-    reference = compare(contents, tiles, shown, recorded) if recorded else Reference()
     return {
         "summary": summary,
         "sections": sections,
@@ -86,8 +82,7 @@ def compute(
         "notes": read_notes(contents.sections, tables, folder),
         "traces": {name: traced_step(job) for name, job in plan.traced.items() if plan.trace(name).exists()},
         "experiments": experiments,
-        "tiles": tiles,
-        "reference": reference,
+        "tiles": [tile for of_a_section in of_sections for tile in of_a_section],
     }
 
 
@@ -149,8 +144,7 @@ def write(plan: str, tables: Mapping[str, str], coverage: str, checks: str, sour
     contents, planned = read_contents(), read_plan(Path(plan))
     loaded = {name: load(name, path) for name, path in tables.items()}
     outcomes = pandas.read_csv(checks, keep_default_na=False)
-    recorded = load_recorded(planned.reference) if planned.reference else None
-    computed = compute(contents, planned, loaded, pandas.read_csv(coverage), outcomes, recorded)
+    computed = compute(contents, planned, loaded, pandas.read_csv(coverage), outcomes)
     Path(source).write_text(fill(contents, computed), encoding="utf-8")
 
 

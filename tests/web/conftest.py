@@ -46,7 +46,7 @@ def source(steps, builds):
 #let picture = picture.with("/figures/")
 #show: report.with(title: {string(f"Report of {HTML}")}, machine: "cpu")
 #headline[Systems report]
-#grid(columns: (1fr, 1fr), tile([2.0×], [of something], reference: [CPU: 1.0×]), tile([3 ms], [of something else]))
+#grid(columns: (1fr, 1fr), tile([2.0×], [of something]), tile([3 ms], [of something else]))
 #pagebreak()
 = First
 #question[How long does {escape(HTML)} take?]

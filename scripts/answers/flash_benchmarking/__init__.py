@@ -41,12 +41,12 @@ def tiles(found: Found) -> list[Tile]:
     if board is not None:
         cell = Typst("causal attention, 16 heads of 16\u202f384 tokens at d = 64, forward and backward")
         meaning = say("{cell}; {rival}", cell=cell, rival=found["rival"]) or cell
-        shown.append(Tile(milliseconds(board["mean"]), meaning, "leaderboard"))
+        shown.append(Tile(milliseconds(board["mean"]), meaning))
     if gained is not None:
         step = say(
             "{name} with our attention kernels instead of plain attention{sdpa}",
             name=gained["name"],
             sdpa=say("; PyTorch’s SDPA gains {gain:times}", gain=gained["sdpa_gain"]),
         )
-        shown.append(Tile(times(gained["plain"].ratio), step, f"gain from our attention, {gained['name']}"))
+        shown.append(Tile(times(gained["plain"].ratio), step))
     return shown
