@@ -2,7 +2,7 @@
 
 from scripts.rendering.answer import Answer, Found, Tables
 from scripts.views.comparison import duels
-from scripts.views.data_parallel import duel_answer, stacked_cells, why_untold, wrappers
+from scripts.views.data_parallel import duel_answer, why_untold, wrappers
 
 
 def answers(tables: Tables) -> Found:
@@ -15,7 +15,6 @@ def answers(tables: Tables) -> Found:
         "One all-reduce",
         found,
         ("flat", "naive"),
-        evidence="ddp_stack" if stacked_cells(rows) else (),
         more=[
             "A step takes {own[median]:ms}, naive {other[median]:ms}.",
             "It exposes {own[exposed]:ms} of communication, naive {other[exposed]:ms}.",

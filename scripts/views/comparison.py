@@ -5,7 +5,6 @@ A contender whose name the experiment does not list is a user's own: it is in ev
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pandas
 from numpy import median, nan
@@ -44,11 +43,6 @@ UNSTEADY = 0.5
 reported."""
 OTHERS = ["outside_memory", "forward_hidden", "forward_gathers"]
 """Metrics of only some of the experiments, for columns that all have."""
-BEYOND_BASELINE = [
-    *("baseline", "exposed", "exposed_least", "exposed_most"),
-    *("stretch", "longer", "stretched", "uncovered", "idle"),
-]
-"""The columns of `contenders` that compare a contender with the baseline of its cell."""
 
 
 def contenders(kind: Kind, table: DataFrame) -> DataFrame:
@@ -164,37 +158,34 @@ def against_the_baseline(kind: Kind, rows: DataFrame) -> DataFrame:
 
     `exposed`, `exposed_least` and `exposed_most`: the median, minimum and maximum over the rounds of its median step
     minus the baseline's, NaN if that is unsteady; if optimizers differ, minus the additional time of its optimizer. Of
-    the profiled step: `stretch`, its compute over the baseline's, and `longer`, which is `stretched` (compute) +
-    `uncovered` (communication during no compute) + `idle`.
+    the profiled step: `stretch`, its compute over the baseline's, and what it takes longer: `stretched` (compute),
+    `uncovered` (communication during no compute) and `idle`.
     """
-    added: list[dict[str, Any]] = []
-    baselines = {row["cell"]: row for _, row in select(rows, contender=BASELINE).iterrows()}
-    for _, row in rows.iterrows():
-        baseline = baselines.get(row["cell"])
-        if baseline is None or row["contender"] == BASELINE:
-            added.append({})
-            continue
-        update = row["optimizer"] - baseline["optimizer"] if kind is FullyShardedTraining else 0.0
-        exposed = median(samples_by_round(row), axis=1) - median(samples_by_round(baseline), axis=1) - update
-        if not steady(baseline):
-            exposed = exposed + nan
-        longer = row["timeline_length"] - baseline["timeline_length"]
-        stretched = row["compute"] - baseline["compute"]
-        uncovered = row["communication"] - row["hidden"]
-        added.append(
-            {
-                "baseline": baseline["median"],
-                "exposed": median(exposed),
-                "exposed_least": exposed.min(),
-                "exposed_most": exposed.max(),
-                "stretch": row["compute"] / baseline["compute"],
-                "longer": longer,
-                "stretched": stretched,
-                "uncovered": uncovered,
-                "idle": longer - stretched - uncovered,
-            }
-        )
-    return rows.join(DataFrame(added, index=rows.index, columns=BEYOND_BASELINE, dtype=float))
+    baselines = select(rows, contender=BASELINE).set_index("cell")
+
+    def baseline(column: str) -> Series:
+        return rows["cell"].map(baselines[column]).astype(float).where(rows["contender"] != BASELINE)
+
+    exposed = [exposures(kind, row, baselines) for _, row in rows.iterrows()]
+    stretched = rows["compute"] - baseline("compute")
+    uncovered = (rows["communication"] - rows["hidden"]).where(baseline("median").notna())
+    return rows.assign(
+        baseline=baseline("median"),
+        stretch=rows["compute"] / baseline("compute"),
+        stretched=stretched,
+        uncovered=uncovered,
+        idle=rows["timeline_length"] - baseline("timeline_length") - stretched - uncovered,
+    ).join(DataFrame(exposed, index=rows.index, columns=["exposed", "exposed_least", "exposed_most"], dtype=float))
+
+
+def exposures(kind: Kind, row: Series, baselines: DataFrame) -> tuple[float, float, float]:
+    """The median, minimum and maximum over the rounds of a contender's step beyond that of its baseline, ms."""
+    if row["contender"] == BASELINE or row["cell"] not in baselines.index:
+        return nan, nan, nan
+    baseline = baselines.loc[row["cell"]]
+    update = row["optimizer"] - baseline["optimizer"] if kind is FullyShardedTraining else 0.0
+    beyond = median(samples_by_round(row), axis=1) - median(samples_by_round(baseline), axis=1) - update
+    return (median(beyond), beyond.min(), beyond.max()) if steady(baseline) else (nan, nan, nan)
 
 
 def steady(baseline: Series) -> bool:

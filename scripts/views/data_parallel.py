@@ -7,7 +7,7 @@ import pandas
 from pandas import DataFrame, Series
 
 from cs336_systems.experiments.data_parallel import BASELINE, CONTENDERS, DataParallelTraining
-from scripts.rendering.answer import Answer, Captioned, Evidence, Facts, say
+from scripts.rendering.answer import Answer, Captioned, Facts, say
 from scripts.rendering.grid import Columns
 from scripts.rendering.markup import Typst
 from scripts.views.comparison import OWN, Duel, contenders, device_bound, fastest, names_in, preferred_cells
@@ -26,11 +26,10 @@ PARTS = {
 """The parts of a profiled step beyond the baseline's."""
 COLUMNS: Columns = {
     "step / ms": STEP | {"exposed": "{exposed:cut}"},
-    "profiled step": {"hidden / %": "{hidden_share:share}", "compute": "{stretch:sig}"},
+    "profiled step / ms": {part: f"{{{part}:cut}}" for part in reversed(PARTS)}
+    | {"hidden / %": "{hidden_share:share}"},
     "GiB": MEMORY,
 }
-STACK = ["compute", "stretched compute", "uncovered communication", "idle"]
-"""The parts of a profiled step."""
 
 
 def wrappers(tables: Mapping[str, DataFrame]) -> DataFrame:
@@ -38,36 +37,11 @@ def wrappers(tables: Mapping[str, DataFrame]) -> DataFrame:
     return contenders(DataParallelTraining, tables["data_parallel"])
 
 
-def kinds(rows: DataFrame) -> dict[str, list[str]]:
-    """The contenders of each kind, by its name in figures: PyTorch's with default settings, and with the best ones."""
-    return {
-        "no communication": [BASELINE],
-        **{title: [name] for name, title in OURS.items()},
-        "PyTorch's, default": PYTORCH[:1],
-        "PyTorch's, best": PYTORCH,
-        **{name: [name] for name in names_in(rows, OWN)},
-    }
-
-
 def fastest_of_each(cell: DataFrame) -> DataFrame:
-    """Of a cell's contenders, the fastest of each kind."""
-    found = [fastest(cell, names) for names in kinds(cell).values()]
+    """Of a cell's contenders, the fastest of each kind; of PyTorch's, those with default settings and the fastest."""
+    kinds = [[BASELINE], *([name] for name in OURS), PYTORCH[:1], PYTORCH, *([name] for name in names_in(cell, OWN))]
+    found = [fastest(cell, names) for names in kinds]
     return cell.loc[list(dict.fromkeys(row.name for row in found if row is not None))]
-
-
-def stacked_cells(rows: DataFrame) -> list[DataFrame]:
-    """The device-bound cells with a profiled baseline and profiled wrappers to compare with it."""
-    profiled = device_bound(rows[rows["timeline_length"].notna()])
-    return [cell for cell in preferred_cells(profiled) if cell["stretched"].notna().any()]
-
-
-def stack(cell: DataFrame, row: Series) -> list[float]:
-    """The parts of a profiled step in the order of STACK, ms; they add up to its length."""
-    baseline = fastest(cell, [BASELINE])
-    assert baseline is not None
-    uncovered = row["communication"] - row["hidden"]
-    parts = [min(row["compute"], baseline["compute"]), max(row["compute"] - baseline["compute"], 0.0), uncovered]
-    return [*parts, row["timeline_length"] - row["compute"] - uncovered]
 
 
 def every_wrapper(table: DataFrame, rows: DataFrame) -> Captioned:
@@ -80,8 +54,8 @@ def every_wrapper(table: DataFrame, rows: DataFrame) -> Captioned:
         long=True,
         legend={
             "exposed": "Exposed: extra time over the step without communication",
-            "hidden / %": "hidden: share of communication that overlaps with compute",
-            "compute": "compute: its time over the baseline's",
+            "stretched": "stretched: compute in excess of that step's; uncovered: communication without concurrent "
+            "compute; idle: idle time in excess of that step's; hidden: share of communication that overlaps",
             **STARS,
         },
     )
@@ -94,7 +68,6 @@ def duel_answer(
     *,
     more: Sequence[str],
     reason: Sequence[str],
-    evidence: Evidence | Sequence[Evidence] = (),
     **facts: Any,
 ) -> Answer:
     """An answer about two wrappers, with the readers' `names`: which one is faster, and why.
@@ -105,7 +78,7 @@ def duel_answer(
     own, other, speed = found[0].first, found[0].other, found[0].speed
     known = Facts(own=own, other=other, elsewhere=elsewhere(found), difference=difference(own, other, *names), **facts)
     where = "" if speed.faster is None else f"({found[0].cell})"
-    return Answer(asked, speed.sentence(*names, where), known.say(*more), evidence, known.say(*reason))
+    return Answer(asked, speed.sentence(*names, where), known.say(*more), reason=known.say(*reason))
 
 
 def why_untold(table: DataFrame, rows: DataFrame) -> str:

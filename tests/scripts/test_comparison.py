@@ -30,7 +30,6 @@ SECTIONS = {
 }
 PICTURES = {
     "ddp_timelines": "data_parallel",
-    "ddp_stack": "data_parallel",
     "fsdp_gathers": "fsdp",
 }
 OWN = "before=my_package:Before,mine=my_package:Mine,wrong=my_package:Wrong"
