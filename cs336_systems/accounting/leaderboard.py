@@ -1,18 +1,14 @@
-"""The training step of the 2026 edition's leaderboard, an 8B model on two GPUs: its FLOPs and memory by closed form.
+"""The training step of the 2026 edition's leaderboard, an 8B model on two GPUs: its FLOPs by closed form.
 
 The step uses `cs336_systems.training`: bf16 weights with fp32 masters, fused passes, linear cross-entropy in chunks,
 and an update during the backward pass.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from cs336_systems.accounting.kept_activations import head_gradient
-from cs336_systems.accounting.peak_memory import saved_for_backward
 from cs336_systems.accounting.setting import Setting
-from cs336_systems.accounting.transformer import block_parameters, parameters, step_flops
-from cs336_systems.accounting.units import BYTES, FP32_BYTES
+from cs336_systems.accounting.transformer import parameters, step_flops
 from cs336_systems.sizes import ModelShape
 
 SHAPE = ModelShape(d_model=4096, d_ff=11008, num_layers=34, num_heads=32)
@@ -27,17 +23,8 @@ FUSED: Mapping[str, Any] = {
     "scheme": "ZeRO-2",
 }
 """How the step computes, and what the ranks share."""
-ONE_RANK: Mapping[str, Any] = {
-    "shape": SHAPE,
-    "vocab_size": VOCAB_SIZE,
-    "batch_size": BATCH_SIZE // GPUS,
-    "context": CONTEXT,
-}
-"""The model's size, and the batch of one rank."""
-RANK = Setting(**ONE_RANK, **FUSED, ranks=GPUS)
+RANK = Setting(shape=SHAPE, vocab_size=VOCAB_SIZE, batch_size=BATCH_SIZE // GPUS, context=CONTEXT, **FUSED, ranks=GPUS)
 """The step of one rank, with no block recomputed."""
-STATE_BYTES = 4 * FP32_BYTES * PARAMETERS
-"""Bytes of all ranks together: weights, gradients and AdamW's two moments in fp32."""
 GPU, RECORD_SECONDS = "NVIDIA B200", 3.837
 """The leaderboard's GPU, and the record in the handout."""
 
@@ -61,22 +48,3 @@ def rank_flops(shape: ModelShape, vocab_size: int, batch_size: int, context: int
     """
     again = 2 * batch_size * context * (4 * shape.d_model**2 + 2 * shape.d_model * shape.d_ff)
     return step_flops("train_step", shape, vocab_size, batch_size, context, causal=True) + recomputed * again
-
-
-def autocast_saved_bytes(segment: int) -> int:
-    """Bytes that a rank's forward pass leaves for the backward pass under bf16 autocast with FlashAttention.
-
-    `segment`: blocks per checkpointed segment; 0: no recomputation.
-    """
-    return saved_for_backward(Setting(**ONE_RANK, precision="autocast", attention="flash", segment=segment))
-
-
-def fused_saved_bytes(recomputed: int) -> int:
-    """The same for bf16 weights and fused passes with some blocks recomputed, without the head's gradient."""
-    step = replace(RANK, recomputed=recomputed)
-    return saved_for_backward(step) - head_gradient(step)
-
-
-def gradients_on_their_way() -> int:
-    """Bytes of gradients in memory at a time: two blocks', and the head's or the embedding's."""
-    return BYTES["bf16"] * (2 * block_parameters(SHAPE) + VOCAB_SIZE * SHAPE.d_model)

@@ -1,12 +1,7 @@
 """Answers to `ddp_bucketed_benchmarking`: bucket sizes, measured and by the model."""
 
-from dataclasses import replace
-from math import nan
-from typing import Any
-
 from pandas import DataFrame, Series
 
-from cs336_systems.accounting.bucketing import BucketedReduction
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst
@@ -18,9 +13,8 @@ from scripts.views.verdicts import against
 
 MODEL: Columns = {
     "": "{cell}",
-    "handout's assumption": {"size": "{size:sig}", "left": "{left:cut}"},
-    "measured backward pass": {"backward": "{backward:sig}", "size": "{known_size:sig}", "left": "{known_left:cut}"},
-    "best as measured": {"size": "{bucket_mb}", "exposed": "{exposed:cut}", "stretched": "{stretched:cut}"},
+    "by the model": {"size": "{size:sig}", "left": "{left:cut}"},
+    "as measured": {"size": "{bucket_mb}", "exposed": "{exposed:cut}", "stretched": "{stretched:cut}"},
 }
 
 
@@ -104,7 +98,17 @@ def same_calls(sizes: DataFrame) -> Typst:
 def model(all_reduce: DataFrame, rows: DataFrame) -> Answer:
     """Sub-question (b): the best size by the model, with constants of measured all-reduces."""
     cells = [(cell, bucket_model(all_reduce, cell)) for cell in preferred_cells(device_bound(rows))]
-    lines = [by_model(best_of(cell), model) for cell, model in cells if model]
+    lines = [
+        {
+            **best_of(cell),
+            "size": model.best_bucket_size / 1e6,
+            "left": 1e3 * model.least_overhead,
+            "bandwidth": model.bandwidth / 1e9,
+            "call": 1e6 * model.call_seconds,
+        }
+        for cell, model in cells
+        if model
+    ]
     asked = lines[0] if lines else None
     facts = Facts(asked=asked, slowed=asked if asked and asked["stretched"] > 0 else None)
     return Answer(
@@ -126,14 +130,3 @@ def model(all_reduce: DataFrame, rows: DataFrame) -> Answer:
             "of the exposed time.",
         ),
     )
-
-
-def by_model(best: Series, model: BucketedReduction) -> dict[str, Any]:
-    """A cell's best size, the model's predictions without and with the backward pass's time, and its constants."""
-    assumed = replace(model, backward_seconds=None)
-    line = {"size": assumed.best_bucket_size / 1e6, "left": 1e3 * assumed.least_overhead}
-    line |= dict.fromkeys(("backward", "known_size", "known_left"), nan)
-    if model.backward_seconds is not None:
-        line |= {"backward": 1e3 * model.backward, "known_size": model.best_bucket_size / 1e6}
-        line["known_left"] = 1e3 * model.least_overhead
-    return {**best, **line, "bandwidth": model.bandwidth / 1e9, "call": 1e6 * model.call_seconds}

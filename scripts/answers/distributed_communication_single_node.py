@@ -9,7 +9,7 @@ from cs336_systems.measure.gpus import gpu_of
 from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, least_and_most, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst
-from scripts.views.communication import BACKENDS, WIDE_SPREAD, Line, all_reduce_table, lines
+from scripts.views.communication import BACKENDS, Line, all_reduce_table, lines
 from scripts.views.data import first, last, measured_gpu, select
 
 Lines = Mapping[tuple[str, int], Line]
@@ -45,13 +45,12 @@ def times(cells: DataFrame, gpu: str) -> Answer:
     both = select(cells, backend="gloo").merge(
         select(cells, backend="nccl"), on=["processes", "megabytes"], suffixes=("_gloo", "_nccl")
     )
-    wide = (cells["p80"] - cells["p20"]) / cells["median"] > WIDE_SPREAD
     most = select(cells, backend="nccl")["processes"].max()
     alone = sorted(number for number in set(select(cells, backend="gloo")["processes"]) if number > most)
     fastest = last(select(cells, backend="nccl").sort_values("bus_bandwidth"))
     sheet = gpu_of(gpu)
     link = sheet.link / 1e9 if sheet and sheet.link else None
-    facts = Facts(gloo=same, row=quoted, alone=list(map(str, alone)), limit=WIDE_SPREAD, best=fastest, link=link)
+    facts = Facts(gloo=same, row=quoted, alone=list(map(str, alone)), best=fastest, link=link)
     return Answer(
         asked="Time of an all-reduce",
         verdict=facts.say(
@@ -70,9 +69,6 @@ def times(cells: DataFrame, gpu: str) -> Answer:
             "{best[megabytes]} MB), {best[bus_bandwidth] / link:percent} of the link's {link:GB/s} per direction.",
             "Gloo moves the data through host memory, NCCL from GPU to GPU." if len(both) else "",
             "With {alone:listing} processes NCCL was not measured: it needs a GPU for each process.",
-            "In {wide} of {cells} the percentiles differ by more than {limit:percent} of the median.",
-            wide=int(wide.sum()) or None,
-            cells=count(len(cells), "cell"),
         ),
     )
 
@@ -99,17 +95,10 @@ def interaction(cells: DataFrame, fits: Lines) -> Answer:
         evidence=Captioned(
             grid(found, FITS),
             "Overhead o and bandwidth w (of the message) of an all-reduce, fitted to the medians of all sizes by "
-            "least squares of relative deviations; at o·w bytes the overhead is half of the time.",
+            "least squares of relative deviations (residual: their root mean square); at o·w bytes the overhead is "
+            "half of the time.",
         ),
-        reason=say(
-            *(growth(select(cells, backend=each), fits) for each in BACKENDS),
-            "The points deviate from their lines by up to {row[residual]:sig} % (root mean square over a line's sizes; "
-            "{row[backend]}, n = {row[n]})."
-            if len(found) > 1
-            else "The points deviate from the line by {row[residual]:sig} % (root mean square).",
-            "The algorithm that NCCL chose is not recorded." if BACKENDS["nccl"] in set(cells["name"]) else "",
-            row=last(found.dropna(subset="residual").sort_values("residual")) if len(found) else None,
-        ),
+        reason=say(*(growth(select(cells, backend=each), fits) for each in BACKENDS)),
         missing="No line could be fitted: fewer than two sizes were measured, or the time does not grow with the size.",
     )
 

@@ -5,20 +5,18 @@ forms.
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting import leaderboard
-from cs336_systems.accounting.peak_memory import peak
 from cs336_systems.accounting.units import BYTES, MIB
 from cs336_systems.measure.gpus import gpu_of, listed
 from cs336_systems.sizes import parse_size
 from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, say
 from scripts.rendering.grid import Columns, grid
-from scripts.rendering.markup import Table, Typst
+from scripts.rendering.markup import Typst
 from scripts.views.communication import all_reduce_table, lines
 from scripts.views.data import measured_gpu, select
 from scripts.views.units import GB
 
 OTHER_GPU = "NVIDIA H200"
 """That of the recorded results, next to the leaderboard's."""
-MEMORY = "Memory per rank by closed form; 1 GB is 10⁹ bytes."
 CELL = {
     "context": leaderboard.CONTEXT,
     "batch_size": leaderboard.BATCH_SIZE // leaderboard.GPUS,
@@ -113,7 +111,6 @@ def measured(tables: Tables, parts: DataFrame) -> Answer:
             utilization(first, gpu),
             work(),
         ),
-        details=Captioned(memory_table(), MEMORY),
     )
 
 
@@ -155,7 +152,6 @@ def derived() -> Answer:
             "{least / record:percent}."
         ),
         say("Two {gpu}s would need at least {least:s}.", gpu=short(OTHER_GPU), least=other),
-        evidence=Captioned(memory_table(), MEMORY, closed_form=True),
         reason=work(),
     )
 
@@ -172,26 +168,6 @@ def work() -> Typst:
         work=total / 1e15,
         tera=1e12,
     )
-
-
-def memory_table() -> Table:
-    """The memory of a rank by strategy: its state, and the forward pass's saved activations, checkpointed or not."""
-    state, step = leaderboard.STATE_BYTES, peak(leaderboard.RANK)
-    weights, rest = step.parameters, leaderboard.gradients_on_their_way() + step.optimizer_state
-    layers = leaderboard.SHAPE.num_layers
-    rows = {
-        "fp32 state, unsharded on every rank": state,
-        "fp32 state, sharded over the ranks": state / leaderboard.GPUS,
-        "bf16 weights, gradients in flight, sharded masters and moments": weights + rest,
-        "the same, with weights sharded too (FSDP), except those in use": weights / leaderboard.GPUS + rest,
-        "saved under autocast, nothing recomputed": leaderboard.autocast_saved_bytes(0),
-        "saved under autocast, each block recomputed": leaderboard.autocast_saved_bytes(1),
-        "saved with bf16 weights and fused passes, nothing recomputed": leaderboard.fused_saved_bytes(0),
-        "saved with bf16 weights and fused passes, blocks recomputed except attention": leaderboard.fused_saved_bytes(
-            layers
-        ),
-    }
-    return Table(["of one rank", "GB"], [[name, f"{size / GB:.1f}"] for name, size in rows.items()])
 
 
 def short(gpu: str) -> str:

@@ -1,6 +1,5 @@
 """Exposed communication and step time against the size of buckets, next to the model's prediction."""
 
-from dataclasses import replace
 from functools import partial
 
 from matplotlib.axes import Axes
@@ -36,8 +35,7 @@ def draw(table: DataFrame, all_reduce: DataFrame) -> Figure:
             places, sizes["exposed"], yerr=errors, color=COLOURS[0], marker=MARKERS[0], capsize=2, label="measured"
         )
         if model := bucket_model(all_reduce, cell):
-            assumed = replace(model, backward_seconds=None)
-            expected = [predicted(assumed, row) for _, row in sizes.iterrows()]
+            expected = [predicted(model, row) for _, row in sizes.iterrows()]
             axes.plot(places, expected, color=COLOURS[1], marker=MARKERS[1], linestyle="--", label="model")
         axes.set_xticks(places, sizes["bucket_mb"])
         axes.set_xlabel("bucket / MB")

@@ -6,36 +6,23 @@ import pandas
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.bucketing import BucketedReduction
-from cs336_systems.experiments.data_parallel import BASELINE
-from scripts.views.communication import MB, Line, all_reduce_table, lines
+from scripts.views.communication import MB, all_reduce_table, lines
 from scripts.views.comparison import backend_of
 from scripts.views.data import select
 
 
-def fitted_line(all_reduce: DataFrame, row: Series) -> Line | None:
-    """The line through the all-reduces of a contender's backend and number of processes, if one was fitted."""
-    return lines(all_reduce_table(all_reduce)).get((backend_of(row), row["processes"]))
-
-
 def bucket_model(all_reduce: DataFrame, cell: DataFrame) -> BucketedReduction | None:
-    """The model of a cell's buckets: o and w from all-reduces, s and the backward pass (if known) from the cell.
+    """The model of a cell's buckets: o and w from the line through its backend's all-reduces, s from the cell.
 
-    None if one of the others was not measured, or if the fitted overhead of a call is 0: then there is no reason for
-    few buckets.
+    None if one of them was not measured, or if the fitted overhead of a call is 0: then there is no reason for few
+    buckets.
     """
-    bucketed, baseline = select(cell, contender="bucketed"), select(cell, contender=BASELINE)
-    if not len(bucketed):
-        return None
-    line = fitted_line(all_reduce, bucketed.iloc[0])
-    size, backward = MB * bucketed["communicated"].iloc[0], baseline["backward"].sum(min_count=1) / 1e3
-    if line is None or not line.overhead or pandas.isna(size):
-        return None
-    return BucketedReduction(
-        size=size,
-        bandwidth=line.bandwidth,
-        call_seconds=line.overhead,
-        backward_seconds=None if pandas.isna(backward) else float(backward),
-    )
+    for _, row in select(cell, contender="bucketed").dropna(subset="communicated").head(1).iterrows():
+        line = lines(all_reduce_table(all_reduce)).get((backend_of(row), row["processes"]))
+        if line is not None and line.overhead:
+            size = MB * row["communicated"]
+            return BucketedReduction(size=size, bandwidth=line.bandwidth, call_seconds=line.overhead)
+    return None
 
 
 def predicted(model: BucketedReduction, row: Series) -> float:

@@ -9,9 +9,6 @@ from cs336_systems.accounting.bucketing import BucketedReduction
 CASES = [
     BucketedReduction(size=8e9, bandwidth=3e11, call_seconds=2e-5),
     BucketedReduction(size=1.7e7, bandwidth=9e9, call_seconds=3e-4),
-    BucketedReduction(size=8e9, bandwidth=3e11, call_seconds=2e-5, backward_seconds=0.4),
-    BucketedReduction(size=8e9, bandwidth=3e11, call_seconds=2e-5, backward_seconds=0.0267),
-    BucketedReduction(size=8e9, bandwidth=3e11, call_seconds=2e-5, backward_seconds=0.011),
     BucketedReduction(size=1e3, bandwidth=1e9, call_seconds=1e-2),  # one call costs more than all bytes
 ]
 
@@ -20,7 +17,7 @@ def left_after_backward(model, buckets):
     """Play a schedule: a bucket is reduced when its gradients are there and the one before it is done."""
     ready = done = 0.0
     for _ in range(buckets):
-        ready += model.backward / buckets
+        ready += model.size / model.bandwidth / buckets
         done = max(ready, done) + model.call_seconds + model.size / buckets / model.bandwidth
     return done - ready
 

@@ -6,16 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cs336_systems.accounting.leaderboard import (
-    CONTEXT,
-    FUSED,
-    RANK,
-    SHAPE,
-    VOCAB_SIZE,
-    flops_by_part,
-    fused_saved_bytes,
-    rank_flops,
-)
+from cs336_systems.accounting.kept_activations import head_gradient
+from cs336_systems.accounting.leaderboard import CONTEXT, FUSED, RANK, SHAPE, VOCAB_SIZE, flops_by_part, rank_flops
 from cs336_systems.accounting.peak_memory import peak, saved_for_backward, with_fewest_recomputed
 from cs336_systems.accounting.setting import Setting
 from cs336_systems.attention import flash_attention
@@ -36,8 +28,9 @@ def test_the_leaderboards_rank_by_hand():
     assert use.optimizer_state == 5 * weights + 2 * (9 * 34 + 3)
     # Norms: input and output of each. Then q, k and v, attention's output, gate and up; and 1 / rms of each token.
     kept = (4 + 3 + 1) * stream + log_sum_exp + 2 * hidden + 2 * 4 * 32768
-    assert fused_saved_bytes(34) == 34 * (2 * stream + log_sum_exp) + 2 * stream + 4 * 32768
-    assert fused_saved_bytes(0) == 34 * kept + 2 * stream + 4 * 32768
+    ends = 2 * stream + 4 * 32768 + head_gradient(RANK)
+    assert saved_for_backward(replace(RANK, recomputed=34)) == 34 * (2 * stream + log_sum_exp) + ends
+    assert saved_for_backward(RANK) == 34 * kept + ends
 
 
 def test_as_few_blocks_are_computed_again_as_memory_needs():
