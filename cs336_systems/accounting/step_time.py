@@ -29,11 +29,6 @@ def step_seconds(setting: Setting, rates: Rates, weights: Mapping[str, float]) -
     return weighted(step_work(setting, rates), weights)
 
 
-def at_rates(work: Work) -> float:
-    """Seconds of some work if each kind runs at its rate and communication is hidden."""
-    return weighted(work, {kind: LEAST.get(kind, 1.0) for kind in asdict(work)})
-
-
 def weighted(work: Work, weights: Mapping[str, float]) -> float:
     """Weighted seconds of some work."""
     return sum(weights[kind] * amount for kind, amount in asdict(work).items())

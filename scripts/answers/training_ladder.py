@@ -49,7 +49,7 @@ NEEDS_GPU = "Not measured: it needs a GPU."
 RUNG: Columns = {
     "": "{label}",
     "batch": "{batch_size} × {context}",
-    "rung": "{shown}",
+    "rung": "{title}",
     "step / ms": "{step:.2f}",
     "p20–p80": "{p20:.2f}–{p80:.2f}",
     "n": "{n:.0f}",
@@ -134,11 +134,6 @@ def tiles(found: Found) -> list[Tile]:
 def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing: str) -> Answer:
     """The fastest step of the largest model, next to its first one."""
     best, begin = (fastest(found[-1]), found[-1].iloc[0]) if found else (None, None)
-    shown = rungs.assign(
-        shown=[
-            f"last rung, {row['title']}" if RUNGS[row["rung"]].without else row["title"] for _, row in rungs.iterrows()
-        ]
-    )
     lost = out_of_memory(table, found[-1]) if found else []
     machine, parts = measured_machine({"": table}), floor_of(table, best)
     facts = Facts(best=best, begin=begin, machine=machine, parts=parts, lost=italic(lost), **steady_state(best))
@@ -168,7 +163,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
         ),
         evidence=PICTURES if found else (),
         details=Captioned(
-            grid(shown, RUNG, text_columns=3),
+            grid(rungs, RUNG, text_columns=3),
             "Every rung of every cell: medians; parts: the components of a bf16 step, or of FP8's, timed alone; MFU: "
             "FLOPs of matmuls (without the embedding) and of causal attention relative to the dense bf16 peak, also in "
             "fp32; J: energy of a step.",
@@ -335,7 +330,6 @@ def learning(table: DataFrame) -> Answer:
     if exact is not None and len(others):
         alike = bool(((others["loss"] - exact["loss"]).abs() <= SCATTER * exact["std"]).all())
     shown = found.assign(
-        title=[title_of(row) for _, row in found.iterrows()],
         same=found["identical"].map({1.0: "yes", 0.0: "no"}).fillna("–"),
         percent=100 * found["error"],
     )
@@ -368,9 +362,3 @@ def learning(table: DataFrame) -> Answer:
             long=True,
         ),
     )
-
-
-def title_of(row: Series) -> str:
-    """A rung's title, with the rung that it leaves out."""
-    without = RUNGS[row["rung"]].without
-    return row["title"] + (f" (without {RUNGS[without].title})" if without else "")

@@ -48,13 +48,19 @@ def rung_table(table: DataFrame) -> DataFrame:
     rungs["host_bound"] = host_bound(rungs["step"], rungs["device_busy"])
     rungs = rungs.merge(floor_table(table)[[*SHAPE, "floor", "fp8_floor"]], on=SHAPE, how="left")
     rungs["floor"] = rungs.pop("fp8_floor").where(rungs["rung"] == FP8.name, rungs["floor"])
-    rungs["title"] = [RUNGS[name].title for name in rungs["rung"]]
+    rungs["title"] = rungs["rung"].map(title)
     rungs["over"] = rungs["step"] / rungs["floor"]
     rungs["tokens"] = 1e3 * rungs["batch_size"] * rungs["context"] / rungs["step"]
     rungs["joules"] = rungs["energy"] / (rungs["batch_size"] * rungs["context"])
     rungs["utilization"] = [utilization(row) for _, row in rungs.iterrows()]
     order = rungs.assign(size=rungs["size"].map(size_order(rungs).index), rung=rungs["rung"].map(list(RUNGS).index))
     return rungs.loc[order.sort_values([*SHAPE[:1], "context", "batch_size", "rung"], kind="stable").index]
+
+
+def title(name: str) -> str:
+    """A rung in words; one that leaves out another is the last rung without it."""
+    rung = RUNGS[name]
+    return f"last rung, {rung.title}" if rung.without else rung.title
 
 
 def utilization(row: Series) -> float | None:
@@ -166,5 +172,5 @@ def losses(table: DataFrame) -> DataFrame:
         .rename(columns=names)
         .reset_index()
     )
-    trained["title"] = [RUNGS[name].title for name in trained["rung"]]
+    trained["title"] = trained["rung"].map(title)
     return trained.loc[trained["rung"].map(list(RUNGS).index).sort_values().index]
