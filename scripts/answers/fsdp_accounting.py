@@ -26,7 +26,7 @@ MEMORY: dict[str, dict[str, str]] = {
     "peak": {"closed form": "{expected_peak:cut}", "measured": "{peak_memory:cut}"},
 }
 WAITING: Columns = {
-    "forward pass / ms": {"all": "{forward_length:cut}", "waits": "{late:sig}", "pauses": "{pause:sig}"},
+    "forward pass / ms": {"waits": "{late:sig}", "pauses": "{pause:sig}"},
     "all-gathers": {"hidden / %": "{forward_share:share}"},
 }
 
@@ -98,7 +98,7 @@ def in_time(table: DataFrame, rows: DataFrame) -> Answer:
     """(b) Whether weights arrive before their block begins, in the first profiled device-bound cell."""
     passes = rows[rows["contender"].isin(SHARDED) & rows["forward_length"].notna()]
     waits = [by_block(table, row)[["late", "pause"]].sum(min_count=1) for _, row in passes.iterrows()]
-    passes = passes.join(DataFrame(waits, index=passes.index, columns=["late", "pause"]))
+    passes = passes.join(DataFrame(waits, index=passes.index, columns=["late", "pause"])).dropna(subset="late")
     told = device_bound(passes)
     every = [row for cell in cells_of(told) if (row := fastest(cell, OURS)) is not None]
     own = every[0] if every else None

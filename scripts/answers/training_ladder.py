@@ -83,14 +83,6 @@ WRAPPED: Columns = {
     "tokens/s": "{tokens:.0f}",
     "peak / GiB": "{peak_memory:GiB}",
 }
-LEARNING: Columns = {
-    "": "{title}",
-    "loss / nat": "{loss:.4f}",
-    "std": "{std:.4f}",
-    "seeds": "{n:.0f}",
-    "gradients' error / %": "{percent:.2f}",
-    "same bits": "{same}",
-}
 
 
 def answers(tables: Tables) -> Found:
@@ -329,11 +321,7 @@ def learning(table: DataFrame) -> Answer:
     alike = None
     if exact is not None and len(others):
         alike = bool(((others["loss"] - exact["loss"]).abs() <= SCATTER * exact["std"]).all())
-    shown = found.assign(
-        same=found["identical"].map({1.0: "yes", 0.0: "no"}).fillna("–"),
-        percent=100 * found["error"],
-    )
-    facts = Facts(exact=exact, rungs=len(others), scatter=SCATTER)
+    facts = Facts(exact=exact, rungs=len(others), scatter=SCATTER, errors=least_and_most(others["error"]))
     return Answer(
         asked="Does it learn",
         verdict=facts.say(
@@ -352,13 +340,7 @@ def learning(table: DataFrame) -> Answer:
         ),
         reason=facts.say(
             "A small model learns a Markov chain, whose entropy is a lower bound of the loss. Spread: {scatter} "
-            "standard deviations over {exact[n]:whole} seeds in fp32. The first step's gradients are compared with "
-            "fp32's."
-        ),
-        details=Captioned(
-            grid(shown, LEARNING),
-            "Losses after a short training run, mean of the last steps; relative error of all gradients of one step "
-            "against fp32; whether two training runs are bitwise identical.",
-            long=True,
+            "standard deviations over {exact[n]:whole} seeds in fp32.",
+            "The first step's gradients differ from fp32's by {errors:span percent}.",
         ),
     )

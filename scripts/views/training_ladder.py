@@ -48,19 +48,13 @@ def rung_table(table: DataFrame) -> DataFrame:
     rungs["host_bound"] = host_bound(rungs["step"], rungs["device_busy"])
     rungs = rungs.merge(floor_table(table)[[*SHAPE, "floor", "fp8_floor"]], on=SHAPE, how="left")
     rungs["floor"] = rungs.pop("fp8_floor").where(rungs["rung"] == FP8.name, rungs["floor"])
-    rungs["title"] = rungs["rung"].map(title)
+    rungs["title"] = ["last rung, " * bool(RUNGS[name].without) + RUNGS[name].title for name in rungs["rung"]]
     rungs["over"] = rungs["step"] / rungs["floor"]
     rungs["tokens"] = 1e3 * rungs["batch_size"] * rungs["context"] / rungs["step"]
     rungs["joules"] = rungs["energy"] / (rungs["batch_size"] * rungs["context"])
     rungs["utilization"] = [utilization(row) for _, row in rungs.iterrows()]
     order = rungs.assign(size=rungs["size"].map(size_order(rungs).index), rung=rungs["rung"].map(list(RUNGS).index))
     return rungs.loc[order.sort_values([*SHAPE[:1], "context", "batch_size", "rung"], kind="stable").index]
-
-
-def title(name: str) -> str:
-    """A rung in words; one that leaves out another is the last rung without it."""
-    rung = RUNGS[name]
-    return f"last rung, {rung.title}" if rung.without else rung.title
 
 
 def utilization(row: Series) -> float | None:
@@ -161,16 +155,8 @@ def wrapped_table(table: DataFrame) -> DataFrame:
 
 
 def losses(table: DataFrame) -> DataFrame:
-    """One row per rung that has been trained: `rung`, `title`, `loss`, its mean; `std` and `n`; `error`; `identical`.
-
-    `error` is that of its gradients.
-    """
+    """One row per rung that has been trained: `rung`; its mean `loss`, `std` and `n`; the `error` of its gradients."""
     rows = rows_of(table, "training", ["rung"])
-    names = {"loss_after": "loss", "gradient_error": "error", "identical": "identical"}
-    trained = (
-        wide(rows, ["rung"], list(names), "loss_after", ["std", "n"], statistic="mean")
-        .rename(columns=names)
-        .reset_index()
-    )
-    trained["title"] = trained["rung"].map(title)
-    return trained.loc[trained["rung"].map(list(RUNGS).index).sort_values().index]
+    metrics = {"loss_after": "loss", "gradient_error": "error"}
+    trained = wide(rows, ["rung"], list(metrics), "loss_after", ["std", "n"], statistic="mean")
+    return trained.rename(columns=metrics).reset_index()
