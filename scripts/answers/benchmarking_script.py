@@ -1,4 +1,4 @@
-"""Answers to `benchmarking_script`: step times, their spread, and the effect of warm-up."""
+"""Answers to `benchmarking_script`: step times, host overhead, spread, and the effect of warm-up."""
 
 from itertools import product
 from math import nan
@@ -25,7 +25,7 @@ from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, mean_std
 from scripts.views.data import PHASES, PRECISIONS, first, last, reason, reference_context, select, size_order, statistic
 from scripts.views.spread import WIDE
-from scripts.views.steps import most_complete, steady, step_table, utilization
+from scripts.views.steps import most_complete, per_launch, steady, step_table, utilization
 from scripts.views.verdicts import RULE
 
 NOTICEABLE = 0.05
@@ -50,6 +50,7 @@ def answers(tables: Tables) -> Found:
     eager = select(known, compiled=False, attention="plain")
     return {
         "times": times(table, eager),
+        "host": host_overhead(known),
         "variability": variability(known),
         "warmup": warmup(table),
         "steps": int(eager["steps"].max()) if len(eager) else None,
@@ -89,9 +90,44 @@ def times(table: DataFrame, eager: DataFrame) -> Answer:
         ),
         reason=facts.say(
             "Of the eager training steps {bound:listing} are host-bound: the device is busy for less than "
-            "{share:percent} of the step and waits for launches, so these are the host's times (@sec-host_costs).",
+            "{share:percent} of the step and waits for launches, so these are the host's times.",
             share=HOST_BOUND,
         ),
+    )
+
+
+def host_overhead(known: DataFrame) -> Answer:
+    """Sub-question (b): the launches of a training step, and the host's time for each."""
+    steps = select(per_launch(known), mode="train_step", attention="plain")
+    eager, compiled = (select(steps, compiled=way) for way in (False, True))
+    bound = eager["host_bound"].astype(bool)
+    slow, fast = eager[bound], eager[~bound]
+    largest = last(select(eager, context=reference_context(eager), precision="bf16"))
+    both = eager.merge(compiled, on=["size", "context", "precision"], suffixes=("", "_compiled"))
+    return Answer(
+        asked="(b) Host overhead",
+        verdict=say(
+            "A launch takes {each:µs} on the host ({cells}, PyTorch eager).",
+            each=slow["host"].median(),
+            cells=median_of(len(slow), "host-bound training step"),
+        ),
+        more=say(
+            "{row[label]}'s step in bf16 has {row[launches]:whole} launches, {per_block:whole} per block.",
+            "torch.compile leaves {share:span percent} of the launches ({cells}); a CUDA graph needs only one.",
+            row=largest,
+            per_block=None if largest is None else largest["launches"] / parse_size(largest["size"]).num_layers,
+            share=least_and_most(both["launches_compiled"] / both["launches"]),
+            cells=count(len(both), "cell"),
+        ),
+        evidence="host_costs",
+        reason=say(
+            "The device waits after each kernel that is shorter than a launch. On average a kernel runs for "
+            "{short:µs} in host-bound steps and {long:µs} in device-bound ones (medians): short contexts, small models "
+            "and bf16 make kernels short.",
+            short=slow["device"].median(),
+            long=fast["device"].median(),
+        ),
+        missing="Not measured: launches are counted on GPUs only.",
     )
 
 

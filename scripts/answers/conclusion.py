@@ -122,7 +122,7 @@ def advice(tables: Tables, fastest_wrapper: Series | None) -> Answer:
         ),
         reason=facts.say(
             "Launched kernel by kernel in bf16 (@sec-training_ladder), a step takes {steps:listing}.",
-            "@sec-torch_compile shows what compiling costs, @sec-host_costs the host overhead without a graph, "
+            "@sec-torch_compile shows what compiling costs, @sec-benchmarking_script the host overhead, "
             "@sec-beyond_nccl what limits _{wrapper}_, and @sec-fsdp how training with sharded weights compares.",
         ),
     )

@@ -5,14 +5,14 @@ from pandas import DataFrame
 
 from scripts.rendering.style import COLOURS, MARKERS, NotDrawn, legend, log_scale, subplots
 from scripts.views.data import select
-from scripts.views.host import per_launch
+from scripts.views.steps import per_launch, steady, step_table
 
 LOOKS = {False: ("eager", COLOURS[0], MARKERS[0]), True: ("compiled", COLOURS[5], MARKERS[1])}
 
 
 def draw(end_to_end: DataFrame) -> Figure:
     """A mark per cell of end_to_end, and the line on which the device never waits."""
-    steps = per_launch(end_to_end)
+    steps = per_launch(steady(step_table(end_to_end)))
     if not len(steps):
         raise NotDrawn("not measured: kernel launches need a GPU")
     figure, (axes,) = subplots(height=2.7)

@@ -52,6 +52,16 @@ def most_complete(steps: DataFrame) -> DataFrame:
     return kinds.drop_duplicates(keys, keep="last")
 
 
+def per_launch(steps: DataFrame) -> DataFrame:
+    """The steps with counted launches, and µs per launch: `host` of the step, `device` of its work.
+
+    The device takes the same time for the same operations, so if `host` is well above `device`, the step is host-bound.
+    """
+    steps = steps[(steps["launches"] > 0) & steps["device_busy"].notna()]
+    times = {"host": "step", "device": "device_busy"}
+    return steps.assign(**{name: 1e3 * steps[time] / steps["launches"] for name, time in times.items()})
+
+
 def utilization(row: Series, mode: str, milliseconds: float) -> float:
     """FLOPs of the matmuls in a row's step over its time and the GPU's dense peak; NaN where no peak is known."""
     peak = gpu_of(row["gpu"])

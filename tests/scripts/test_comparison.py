@@ -1,13 +1,11 @@
 """Common rules of the comparisons of training on several ranks: the reader's own contenders, and one rule."""
 
 import importlib
-import itertools
 
 import pandas
 import pytest
 from matplotlib.text import Text
 
-from cs336_systems.experiments.data_parallel import DataParallelTraining
 from scripts.answers import beyond_nccl, naive_ddp_benchmarking
 from scripts.checks import checks_of, fsdp
 from scripts.checks import contenders as checks_of_contenders
@@ -15,11 +13,10 @@ from scripts.checks.law import Statement
 from scripts.checks.laws import LAWS
 from scripts.views.comparison import KINDS
 from scripts.views.data import frame, select
-from scripts.views.host import host_table
 from tests.samples import planned_rows
 from tests.scripts.test_figures import figure_of
 from tests.support.faults import NUMBERS, recorded
-from tests.support.tables import GPU, plain, prose, took, training
+from tests.support.tables import GPU, plain, prose
 
 LIKE = {"data_parallel": "overlapped", "optimizer_sharding": "sharded", "fsdp": "fsdp"}
 """Whose rows the reader's own have here, by experiment."""
@@ -95,22 +92,3 @@ def test_nothing_is_known_of_ones_own_that_checks_could_hold_them_to(tables):
     found += [statement.check(each) for each in (tables, of_a_cpu) for statement in stated]
     assert {check.check for check in found if check.outcome == "passed"} == {check.check for check in found}
     assert "failed" not in {check.outcome for check in found}
-
-
-def test_what_launches_cost_the_host():
-    assert not host_table(frame("data_parallel", []))[1].rows
-    cells = [
-        training(DataParallelTraining, ("wrapper",), [{"none": took(100.0), "mine": took(100.0)}], compiled=compiled)
-        for compiled in (False, True)
-    ]
-    costs = itertools.cycle([2000.0, 1.0])
-    host = [
-        select(cell, metric="step").assign(metric=metric, median=[value, 2 * value])
-        for cell, launches in zip(cells, costs, strict=False)
-        for metric, value in (("launches", launches), ("host", 5.0))
-    ]
-    size, costs_table = host_table(pandas.concat([*cells, *host], ignore_index=True))
-    assert size == "nano"
-    assert costs_table.groups == [("", 1), ("2 GPUs, fp32", 3), ("2 GPUs, fp32, CUDA graph", 3)]
-    assert costs_table.rows[0] == ["no communication", "2000", "5.00", "2.5", "1", "5.00", "5000.0"]
-    assert [row[0] for row in costs_table.rows] == ["no communication", "mine"]
