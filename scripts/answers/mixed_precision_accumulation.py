@@ -1,59 +1,55 @@
 """Answers to `mixed_precision_accumulation`: a thousand additions of 0.01."""
 
-from pandas import DataFrame
+from pandas import MultiIndex
 
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, tell
 from scripts.rendering.grid import Columns, grid
-from scripts.views.data import ratio, select, statistic
+from scripts.views.data import ratio
 
-METRICS = {"addend": "rounded_addend", "sum": "sum", "error": "relative_error", "last": "last_step"}
+METRICS = ["rounded_addend", "sum", "relative_error", "last_step"]
+KEYS = ["accumulator", "addend", "cast"]
 WAYS = {
-    "fp32 + fp32": {"accumulator": "fp32", "addend": "fp32", "cast": False},
-    "fp16 + fp16": {"accumulator": "fp16", "addend": "fp16", "cast": False},
-    "fp32 + fp16": {"accumulator": "fp32", "addend": "fp16", "cast": False},
-    "fp32 + (fp16 cast to fp32)": {"accumulator": "fp32", "addend": "fp16", "cast": True},
-    "bf16 + bf16": {"accumulator": "bf16", "addend": "bf16", "cast": False},
-    "fp32 + bf16": {"accumulator": "fp32", "addend": "bf16", "cast": False},
+    "fp32 + fp32": ("fp32", "fp32", False),
+    "fp16 + fp16": ("fp16", "fp16", False),
+    "fp32 + fp16": ("fp32", "fp16", False),
+    "fp32 + (fp16 cast to fp32)": ("fp32", "fp16", True),
+    "bf16 + bf16": ("bf16", "bf16", False),
+    "fp32 + bf16": ("fp32", "bf16", False),
 }
 """The handout's four ways, and two of bf16: accumulator + addend."""
 SUMS: Columns = {
     "accumulator + addend": "{way}",
-    "0.01 rounded to": "{addend:.9f}",
+    "0.01 rounded to": "{rounded_addend:.9f}",
     "sum": "{sum:.6f}",
     "relative error / %": "{percent:.4f}",
-    "last addition adds": "{last:.7f}",
+    "last addition adds": "{last_step:.7f}",
 }
 
 
 def answers(tables: Tables) -> Found:
     """The section's answer."""
-    lines = []
-    for title, way in WAYS.items():
-        rows = select(tables["accumulation"], **way)
-        found = {name: statistic(rows, "mean", metric=metric) for name, metric in METRICS.items()}
-        lines.append({"way": title, **found})
-    rows = DataFrame(lines).astype(dict.fromkeys(METRICS, float))
+    rows = tables["accumulation"].pivot(index=KEYS, columns="metric", values="mean")
+    rows = rows.reindex(MultiIndex.from_tuples(WAYS.values(), names=KEYS), columns=METRICS).astype(float)
     full, low, mixed, cast, bf16, _ = (row for _, row in rows.iterrows())
-    facts = Facts(low=low, mixed=mixed, full=full)
+    facts = Facts(low=low, mixed=mixed, full=full, bf16=bf16)
+    shown = rows.assign(way=list(WAYS), percent=100 * rows["relative_error"]).dropna()
     return {
         "sum": Answer(
             asked="Sums",
             verdict=facts.say(
-                "A thousand times 0.01 in fp16 is off by {low[error]:percent} if summed in fp16, and by "
-                "{mixed[error]:percent} in fp32."
+                "A thousand times 0.01 in fp16 is off by {low[relative_error]:percent} if summed in fp16, and by "
+                "{mixed[relative_error]:percent} in fp32."
             ),
             more=facts.say(
-                "With fp32 addends it is off by {full[error]:percent}.",
+                "With fp32 addends it is off by {full[relative_error]:percent}.",
                 "Entirely in bf16 the sum ends at {bf16[sum]:sig}.",
-                bf16=bf16,
             ),
             evidence=Captioned(
-                grid(rows.dropna().assign(percent=100 * rows["error"]), SUMS),
-                "Sum of 1000 additions of 0.01 in each precision; the exact value is 10.",
+                grid(shown, SUMS), "Sum of 1000 additions of 0.01 in each precision; the exact value is 10."
             ),
             reason=facts.say(
                 "fp16 has 10 bits of fraction: between 8 and 16 its numbers are 1/128 = 0.0078125 apart, so each "
-                "addition of 0.01 is rounded to such a step (the last one added {low[last]:sig}).",
+                "addition of 0.01 is rounded to such a step (the last one added {low[last_step]:sig}).",
                 "With an fp32 accumulator only the error of rounding 0.01 to fp16 remains, which is added every time"
                 + tell(
                     ratio(mixed["sum"], cast["sum"]) == 1,
@@ -61,9 +57,10 @@ def answers(tables: Tables) -> Found:
                     ", the cast included.",
                 ),
                 "bf16 has 7 bits: at {bf16[sum]:sig} half the distance to the next number exceeds 0.01, so every "
-                "further addition is rounded away.",
+                "further addition is rounded away."
+                if bf16["last_step"] == 0
+                else "",
                 "So tensor cores accumulate in fp32, and optimizers keep fp32 weights @micikevicius2018.",
-                bf16=bf16 if bf16["last"] == 0 else None,
             ),
         )
     }
