@@ -47,9 +47,3 @@ def plain_block(shape: ModelShape, batch: int, context: int, precision: str) -> 
         "SiLU and product": Work(5 * inner, 5 * size * inner),
         "residual additions": Work(2 * wide, 2 * (2 * FP32_BYTES + size) * wide),
     }
-
-
-def flash_attention(shape: ModelShape, batch: int, context: int, precision: str) -> Work:
-    """Causal FlashAttention of one block: queries, keys and values are read once, and the output is written."""
-    flops = forward_flops(batch, shape.num_heads, context, shape.d_model // shape.num_heads, causal=True)
-    return Work(flops, 4 * BYTES[precision] * batch * context * shape.d_model)

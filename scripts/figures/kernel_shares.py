@@ -4,9 +4,10 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from cs336_systems.measure.kernel_names import CATEGORIES
+from cs336_systems.sizes import size_name
 from scripts.rendering.style import NotDrawn, legend, look_of_bar, stacked_bar, subplots
 from scripts.views.data import PRECISIONS, reference_context, select, size_order
-from scripts.views.kernels import MODES_PROFILED, kernels, label_of, shares
+from scripts.views.kernels import MODES_PROFILED, kernels, shares
 
 BAR, APART = 0.38, 0.2
 """Width of a bar, and its distance from the middle of its size."""
@@ -30,7 +31,7 @@ def draw(table: DataFrame) -> Figure:
                 share = shares(select(launched, size=size, precision=precision, mode=mode))
                 parts = {category: 100 * share[category] for category in shown} if share else {}
                 stacked_bar(axes, position + side, BAR, parts, looks, text=mode[0].upper() if share else "n/m")
-        axes.set_xticks(range(len(sizes)), [label_of(launched, size) for size in sizes], fontsize=7.5)
+        axes.set_xticks(range(len(sizes)), list(map(size_name, sizes)), fontsize=7.5)
         axes.set(
             title=f"{precision}, context {data['context'].iloc[0]}",
             xlabel="model size (I: inference, T: training step)",

@@ -9,27 +9,35 @@ from cs336_systems.measure.gpus import Gpu, gpu_of
 from scripts.rendering.style import COLOURS, NotDrawn, annotate, legend, log_scale, subplots
 from scripts.views.data import PRECISIONS, measured_gpu, select
 from scripts.views.kernels import profiled_closely
-from scripts.views.roofline import FLASH, WHERE, block_kernels, fused_cell
+from scripts.views.roofline import WHERE, block_kernels
 
-MARKERS = dict(zip(WHERE, ["o", "s", "D", "^", "v", "P", "X", "<", "*"], strict=True))
+MARKERS = dict(zip(WHERE, ["o", "s", "D", "^", "v", "P", "X", "<"], strict=True))
 REACH = (0.05, 3000)
 """Range of FLOPs per byte in the figure."""
 
 
 def draw(data: DataFrame) -> Figure:
-    """One panel per precision: rate against FLOPs per byte, with the roofs; our attention is from the cell that uses
-    it.
-    """
-    gpu = gpu_of(measured_gpu({"": data}))
-    here = profiled_closely(data)
-    if gpu is None or not len(here):
+    """One panel per precision: rate against FLOPs per byte, with the roofs, and one mark for each kind of kernel."""
+    gpu, found = gpu_of(measured_gpu({"": data})), block_kernels(profiled_closely(data))
+    if gpu is None or not len(found):
         raise NotDrawn("no GPU with known peak rates was profiled, so there is no roofline")
-    precisions = [name for name in PRECISIONS if len(select(here, precision=name))]
+    precisions = [name for name in PRECISIONS if name in set(found["precision"])]
     figure, panels = subplots(len(precisions), height=3.1)
     for axes, precision in zip(panels, precisions, strict=True):
         draw_roof(axes, gpu, precision)
-        draw_kernels(axes, select(here, precision=precision))
-        draw_kernels(axes, fused_cell(select(data, precision=precision)))
+        for place, (kind, marker) in enumerate(MARKERS.items()):
+            own = select(found, precision=precision, kind=kind)
+            axes.plot(
+                own["intensity"],
+                own["flops"] / 1e12,
+                linestyle="",
+                marker=marker,
+                markersize=6,
+                color=COLOURS[place],
+                label=kind,
+            )
+        log_scale(axes.xaxis)
+        log_scale(axes.yaxis)
         axes.set(title=precision, xlabel="FLOPs per byte")
     panels[0].set_ylabel("TFLOP/s")
     legend(panels, ncols=4, fontsize=8)
@@ -45,19 +53,3 @@ def draw_roof(axes: Axes, gpu: Gpu, precision: str) -> None:
     right = {"ha": "right", "fontsize": 9}
     annotate(axes, (REACH[1], peak / 1e12), f"{peak / 1e12:g} TFLOP/s", **right)
     annotate(axes, (start, start * gpu.bandwidth / 1e12), f"{gpu.bandwidth / 1e12:g} TB/s", xytext=(-6, 0), **right)
-
-
-def draw_kernels(axes: Axes, cell: DataFrame) -> None:
-    """One mark for each kind of kernel of a cell."""
-    for group in block_kernels(cell):
-        axes.plot(
-            group.work.intensity,
-            group.flops / 1e12,
-            linestyle="",
-            marker=MARKERS[group.kind],
-            markersize=9 if group.kind == FLASH else 6,
-            color=COLOURS[list(MARKERS).index(group.kind) % len(COLOURS)],
-            label=group.kind,
-        )
-    log_scale(axes.xaxis)
-    log_scale(axes.yaxis)

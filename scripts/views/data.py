@@ -156,6 +156,16 @@ def size_order(table: DataFrame) -> list[str]:
     return sorted(table["size"].unique(), key=key)
 
 
+def small_to_large(rows: DataFrame) -> DataFrame:
+    """The rows by size, by context where they have one, and with fp32 before bf16."""
+    order, keys = size_order(rows), [name for name in ("size", "context", "precision") if name in rows]
+    return rows.sort_values(
+        keys,
+        ascending=[name != "precision" for name in keys],
+        key=lambda column: column.map(order.index) if column.name == "size" else column,
+    )
+
+
 def one_model(table: DataFrame) -> DataFrame:
     """The rows of the largest model at its longest context, in the precision that most of them have."""
     if not len(table):

@@ -1,17 +1,14 @@
 """The kernels of a block's forward pass against the device's peak rate and bandwidth."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from pandas import DataFrame, Series
 
-from cs336_systems.accounting.block_work import Work, flash_attention, plain_block
+from cs336_systems.accounting.block_work import plain_block
+from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.sizes import parse_size
-from scripts.views.data import select
+from scripts.views.data import measured_gpu
 from scripts.views.kernels import FORWARD, kernels
-
-FLASH = "FlashAttention"
-SOFTMAX_RANGE = "softmax"
 
 
 def _launched_in(*ranges: str, category: str) -> Callable[[DataFrame], Series]:
@@ -26,54 +23,31 @@ WHERE = {
         *(f"blocks.feed_forward.{name}" for name in ("gate", "up", "down")), category="matmul"
     ),
     "attention matmuls": _launched_in("scores", "final product", category="matmul"),
-    "softmax": _launched_in(SOFTMAX_RANGE, category="softmax"),
-    "mask and cast": lambda rows: (rows["range"] == SOFTMAX_RANGE) & (rows["category"] != "softmax"),
+    "softmax": _launched_in("softmax", category="softmax"),
+    "mask and cast": lambda rows: (rows["range"] == "softmax") & (rows["category"] != "softmax"),
     "norms": _launched_in("blocks.attention_norm", "blocks.feed_forward_norm", category="normalization"),
     "SiLU and product": _launched_in("blocks.feed_forward", category="elementwise"),
     "residual additions": _launched_in("blocks", category="elementwise"),
-    FLASH: lambda rows: rows["category"] == "attention",
 }
 """The kinds of kernels of a forward pass."""
 
 
-@dataclass(frozen=True)
-class Kernels:
-    """The kernels of one kind in the forward pass of a model."""
+def block_kernels(close: DataFrame) -> DataFrame:
+    """One row per precision and kind of kernel in the forward pass of a profiled model.
 
-    kind: str
-    work: Work
-    """Of one block."""
-    seconds: float
-    """In one block."""
-
-    @property
-    def flops(self) -> float:
-        """FLOP/s."""
-        return self.work.flops / self.seconds
-
-    @property
-    def bandwidth(self) -> float:
-        """Bytes per second."""
-        return self.work.bytes / self.seconds
-
-
-def block_kernels(cell: DataFrame) -> list[Kernels]:
-    """The kernels that one cell's forward pass launches, by kind, with plain or flash attention."""
-    rows = kernels(cell, FORWARD, compiled=False, mode="inference")
-    if not len(rows):
-        return []
-    first = rows.iloc[0]
-    shape, batch, context = parse_size(first["size"]), int(first["batch_size"]), int(first["context"])
-    work = (
-        plain_block(shape, batch, context, first["precision"])
-        if first["attention"] == "plain"
-        else {FLASH: flash_attention(shape, batch, context, first["precision"])}
-    )
-    spent = {kind: rows[WHERE[kind](rows)]["ms"].sum() / 1e3 / shape.num_layers for kind in work}
-    return [Kernels(kind, work[kind], seconds) for kind, seconds in spent.items() if seconds]
-
-
-def fused_cell(table: DataFrame) -> DataFrame:
-    """The largest profiled forward pass with this project's attention; no rows if none was profiled."""
-    launched = select(kernels(table, FORWARD), attention="flash", compiled=False, mode="inference")
-    return table.loc[launched.index[launched["context"] == launched["context"].max()]]
+    Columns: `seconds` in one block; `flops` per second and per byte (`intensity`); the shares of the data sheet's rates
+    that it reaches, `of_peak` and `of_bandwidth`; `memory`, whether bandwidth is its roof. No rows without data sheet.
+    """
+    gpu, lines = gpu_of(measured_gpu({"": close})), []
+    for precision, rows in kernels(close, FORWARD, mode="inference").groupby("precision"):
+        cell = rows.iloc[0]
+        shape, peak = parse_size(cell["size"]), gpu.flops(str(precision)) if gpu else 0.0
+        for kind, work in plain_block(shape, int(cell["batch_size"]), int(cell["context"]), str(precision)).items():
+            seconds = rows.loc[WHERE[kind](rows), "ms"].sum() / 1e3 / shape.num_layers
+            if gpu and seconds:
+                line = {"precision": precision, "kind": kind, "seconds": seconds, "intensity": work.intensity}
+                line |= {"flops": work.flops / seconds, "of_peak": work.flops / seconds / peak}
+                line |= {"of_bandwidth": work.bytes / seconds / gpu.bandwidth}
+                lines.append(line | {"memory": work.intensity < peak / gpu.bandwidth})
+    names = ["precision", "kind", "seconds", "intensity", "flops", "of_peak", "of_bandwidth", "memory"]
+    return DataFrame(lines, columns=names)

@@ -4,19 +4,22 @@ from itertools import product
 
 from pandas import DataFrame
 
+from cs336_systems.compare.speed import host_bound
+from cs336_systems.sizes import size_name
 from scripts.answers.nsys_profile.kinds import ASKED, longest, others, softmax
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, median_of, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table
-from scripts.views.data import PRECISIONS, measured_gpu, reason, select, size_order
-from scripts.views.kernels import MODES_PROFILED, forward_passes, kernels, label_of, profiled_closely, shares
+from scripts.views.data import PRECISIONS, measured_gpu, reason, select, size_order, small_to_large
+from scripts.views.kernels import CELL, MODES_PROFILED, kernels, profiled_closely, shares
+from scripts.views.steps import steady, step_table
 
 FORWARD: Columns = {
     "size": "{label}{host_bound:star}",
     "precision": "{precision}",
-    "kernels / ms": "kernels",
+    "kernels / ms": "stage_busy",
     "stage / ms": "stage",
-    "host timer / ms": "timer",
+    "host timer / ms": "forward",
     "busy / %": "{share:share}",
 }
 
@@ -29,34 +32,50 @@ def answers(tables: Tables) -> Found:
     unit = "kernel" if gpu else "operator"
     if not len(close):
         return {"unit": unit, "steps": None, **{name: Answer(asked) for name, asked in ASKED.items()}}
-    here = select(table, compiled=False, attention="plain", context=close["context"].iloc[0])
+    plain = select(table, compiled=False, attention="plain")
+    here = select(plain, context=close["context"].iloc[0])
     return {
         "unit": unit,
         "steps": int(here["steps"].iloc[0]),
         "warmup": int(here["warmup"].iloc[0]),
-        "forward": forward_time(here, tables["end_to_end"], close, on_gpu=bool(gpu)),
+        "forward": forward_time(forward_passes(here, tables["end_to_end"]), close, on_gpu=bool(gpu)),
         "longest": longest(here, close, unit),
-        "others": others(close, table, gpu, unit),
-        "training": training(close, table, unit),
+        "others": others(close, unit),
+        "training": training(close, plain, unit),
         "softmax": softmax(here, close),
     }
 
 
-def forward_time(here: DataFrame, end_to_end: DataFrame, close: DataFrame, *, on_gpu: bool) -> Answer:
+def forward_passes(here: DataFrame, end_to_end: DataFrame) -> DataFrame:
+    """The forward pass of each size and precision by three clocks, ms: `stage_busy`, `stage` and `forward`.
+
+    Also the `share` in which the device is busy, and `host_bound`, whether either process is.
+    """
+    keys, metrics = [*CELL, "context"], ["stage_busy", "stage"]
+    rows = select(here, mode="inference", stage="forward")
+    rows = rows[rows["metric"].isin(metrics)].pivot(index=keys, columns="metric", values="mean")
+    timed = select(steady(step_table(end_to_end)), compiled=False, attention="plain", mode="inference")
+    timed = timed.set_index(keys)[["forward", "host_bound"]].rename(columns={"host_bound": "elsewhere"})
+    found = small_to_large(rows.reindex(columns=metrics).dropna().join(timed).reset_index())
+    if not here["gpu"].any():
+        return found.assign(share=None, host_bound=False)
+    bound = host_bound(found["stage"], found["stage_busy"]) | found["elsewhere"].eq(True)
+    return found.assign(share=found["stage_busy"] / found["stage"], host_bound=bound)
+
+
+def forward_time(found: DataFrame, close: DataFrame, *, on_gpu: bool) -> Answer:
     """Sub-question (a): the forward pass by the trace, by events and by another experiment's timer."""
-    found = forward_passes(here, end_to_end, on_gpu=on_gpu)
     bound = found["host_bound"].astype(bool)
-    told, row = found[~bound], close.iloc[0]
-    gap = ((told["stage"] - told["timer"]).abs() / told["timer"]).dropna()
-    times = [
-        say("{row[stage]:ms} in {row[precision]}", row=each)
-        for _, each in told.iterrows()
-        if each["label"] == row["label"]
-    ]
-    facts = Facts(row=row, times=times, gap=gap.median(), bound=int(bound.sum()) or None, all=len(found))
+    steady_cells, row = found[~bound], close.iloc[0]
+    gap = ((steady_cells["stage"] - steady_cells["forward"]).abs() / steady_cells["forward"]).dropna()
+    quoted = select(steady_cells, size=row["size"])
+    facts = Facts(row=row, gap=gap.median(), bound=int(bound.sum()) or None, all=len(found))
     return Answer(
         asked=ASKED["forward"],
-        verdict=facts.say("A forward pass of {row[label]} at context {row[context]} takes {times:listing}."),
+        verdict=facts.say(
+            "A forward pass of {row[label]} at context {row[context]} takes {times:listing}.",
+            times=[say("{row[stage]:ms} in {row[precision]}", row=each) for _, each in quoted.iterrows()],
+        ),
         more=facts.say(
             "The profiled process and the host's timer differ by {gap:percent} ({cells}).",
             "{bound} of {all} cells {are} host-bound.",
@@ -64,7 +83,7 @@ def forward_time(here: DataFrame, end_to_end: DataFrame, close: DataFrame, *, on
             cells=median_of(len(gap), "device-bound cell" if on_gpu else "cell"),
         ),
         evidence=Captioned(
-            grid(found.assign(share=found["busy"] if on_gpu else None), FORWARD, text_columns=2),
+            grid(found, FORWARD, text_columns=2),
             f"Forward pass of inference at context {row['context']}: by the trace, by a clock around the stage "
             f"without the profiler (means), "
             "and by the host's timer in another process (end_to_end, median).",
@@ -73,15 +92,14 @@ def forward_time(here: DataFrame, end_to_end: DataFrame, close: DataFrame, *, on
         reason=tell(
             on_gpu,
             "A device-bound pass takes as long as its kernels on any clock. In host-bound cells each clock measures "
-            "how fast its process launches kernels, which differs between processes; compare the kernels' time there. "
-            "The profiler slows launches, so the stage is timed without it.",
+            "how fast its process launches kernels, which differs between processes; compare the kernels' time there.",
             "The two are different processes, and other programs may have slowed one of them.",
         ),
         details="kernel_timeline",
     )
 
 
-def training(close: DataFrame, table: DataFrame, unit: str) -> Answer:
+def training(close: DataFrame, plain: DataFrame, unit: str) -> Answer:
     """Sub-question (d): each category's share of inference and of the training step."""
     found = {
         name: [shares(kernels(close, precision=name, mode=mode)) for mode in MODES_PROFILED] for name in PRECISIONS
@@ -104,7 +122,7 @@ def training(close: DataFrame, table: DataFrame, unit: str) -> Answer:
         ),
         evidence="kernel_shares",
         details=Captioned(
-            cells_table(select(table, compiled=False, attention="plain")),
+            cells_table(plain),
             f"Time of all {unit}s in a step, and the matmuls' share, in every eager cell with plain attention.",
             long=True,
         ),
@@ -118,7 +136,7 @@ def cells_table(plain: DataFrame) -> Table:
         for precision, mode in product(PRECISIONS, MODES_PROFILED):
             rows = select(plain, size=size, context=context, precision=precision, mode=mode)
             launched = kernels(rows)
-            line = {"label": label_of(plain, size), "context": context, "precision": precision}
+            line = {"label": size_name(size), "context": context, "precision": precision}
             line |= {"mode": MODES_PROFILED[mode], "message": "" if len(launched) else reason(rows)}
             lines.append(line | {"ms": launched["ms"].sum(), "matmul": shares(launched).get("matmul")})
     cell = {name: f"{{{name}}}" for name in ("context", "precision", "mode")}

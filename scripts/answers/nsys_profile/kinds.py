@@ -1,30 +1,21 @@
 """Answers of `nsys_profile` on single kinds of kernels: the longest, those other than matmuls, and the softmax."""
 
-import itertools
-from collections.abc import Mapping
-from typing import cast
+import re
 
 from pandas import DataFrame, Series
 
-from cs336_systems.measure.gpus import gpu_of
-from scripts.rendering.answer import Answer, Captioned, Facts, count, say
+from cs336_systems.accounting.attention import forward_flops, softmax_flops
+from cs336_systems.sizes import parse_size
+from scripts.rendering.answer import Answer, Captioned, count, least_and_most, say
 from scripts.rendering.grid import Columns, grid
-from scripts.rendering.markup import Table, Typst, percent
-from scripts.views.data import PRECISIONS, last, measured_gpu, one, select, size_order
-from scripts.views.kernels import (
-    FORWARD,
-    FORWARD_AND_BACKWARD,
-    TOGETHER,
-    attention_times,
-    kernels,
-    label_of,
-    readable,
-    shares,
-    top,
-)
-from scripts.views.roofline import block_kernels, fused_cell
+from scripts.rendering.markup import Table, Typst
+from scripts.views.data import PRECISIONS, last, one, select, small_to_large
+from scripts.views.kernels import CELL, FORWARD, FORWARD_AND_BACKWARD, kernels, shares
+from scripts.views.roofline import block_kernels
 
 INFERENCE = "inference"
+TOGETHER = "others ("
+"""Prefix of the name of a row for several small kernels."""
 COPIED = 0.9
 """Share of the data sheet's bandwidth that no copy exceeds: a faster kernel reads part of its bytes from the L2
 cache."""
@@ -34,11 +25,7 @@ PASSES = {"forward (inference)": "forward", "forward + backward (training)": "bo
 SOFTMAX: Columns = {
     "": {"size": "{label}", "precision": "{precision}"},
     "ms": {"softmax": "{softmax:sig}", "with mask and casts": "{inside:sig}", "matmuls": "{matmuls:sig}"},
-    "softmax over matmuls": {
-        "in time": "{time:.2f}",
-        "in FLOPs": "{flops:.3f}",
-        "per FLOP": "{ratio:.0f}×",
-    },
+    "softmax over matmuls": {"in time": "{time:.2f}", "in FLOPs": "{flops:.3f}", "per FLOP": "{ratio:.0f}×"},
 }
 ASKED = {
     "forward": "(a) Forward time",
@@ -47,147 +34,169 @@ ASKED = {
     "training": "(d) Training against inference",
     "softmax": "(e) Softmax against matmuls",
 }
+LONG_NAMES = {
+    r"sm\d+_xmma_gemm_\w*_([nt]{2})_n_tilesize(\d+x\d+).*": r"xmma_gemm \1 \2",
+    r"cutlass_\d+_\w+_(\w*gemm)_(\d+x\d+)_\w+_([nt]{2})_align\d+": r"cutlass \1 \3 \2",
+    r"nvjet_sm\d+_\w+?_(\d+x\d+)_\w+_([NT]{3})": r"nvjet \2 \1",
+    r"((?:\w+_)?elementwise)_kernel: (\w+?)(?:_kernel)?(?:_cuda)?": r"\1: \2",
+}
+"""The displayed part of long names, by their pattern: for matmuls, the layout of the operands and the tile of the
+result."""
+
+
+def readable(kernel: str) -> str:
+    """A kernel's name, shortened for a table; it may not be unique.
+
+    >>> readable("vectorized_elementwise_kernel: bfloat16_copy_kernel_cuda")
+    'vectorized_elementwise: bfloat16_copy'
+    """
+    for pattern, shown in LONG_NAMES.items():
+        if match := re.fullmatch(pattern, kernel):
+            return match.expand(shown)
+    return kernel
+
+
+def leaders(rows: DataFrame) -> DataFrame:
+    """The kernel with the most time in each cell: its `shown` name, `category`, `calls`, and `share` of the time."""
+    named = rows[~rows["kernel"].str.startswith(TOGETHER).astype(bool)]
+    sums = named.groupby([*CELL, "kernel"], as_index=False).agg({"category": "first", "calls": "sum", "ms": "sum"})
+    found = sums.sort_values("ms", ascending=False, kind="stable").drop_duplicates(CELL)
+    share = found.set_index(CELL)["ms"] / rows.groupby(CELL)["ms"].sum()
+    return found.assign(shown=found["kernel"].map(readable)).join(share.rename("share"), on=CELL)
 
 
 def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
     """Sub-question (b): the kernel with the longest total time in the forward pass, and with the backward pass."""
-    lines = []
-    for size, precision in itertools.product(size_order(here), PRECISIONS):
-        cell = {"size": size, "precision": precision}
-        forward = top(kernels(here, FORWARD, mode=INFERENCE, **cell))
-        both = top(kernels(here, FORWARD_AND_BACKWARD, mode="train_step", **cell))
-        if forward:
-            line = {"label": label_of(here, size), "precision": precision, "matmul": forward.category == "matmul"}
-            line |= {f"forward {name}": text for name, text in forward.texts.items()}
-            line |= {f"both {name}": "–" for name in forward.texts}
-            line |= {f"both {name}": text for name, text in both.texts.items()} if both else {}
-            line["same"] = forward.kernel == both.kernel if both else None
-            lines.append(line)
-    rows = DataFrame(lines)
-    same = [line["same"] for line in lines if line["same"] is not None]
+    forward = leaders(kernels(here, FORWARD, mode=INFERENCE))
+    both = leaders(kernels(here, FORWARD_AND_BACKWARD, mode="train_step"))
+    lines = small_to_large(forward.merge(both, how="left", on=CELL, suffixes=(" forward", " both")))
+    trained = lines[lines["kernel both"].notna()]
+    same = int((trained["kernel forward"] == trained["kernel both"]).sum())
+    hits = (lines["category forward"] == "matmul").groupby(lines["precision"], sort=False).agg(["sum", "size"])
     columns = {
-        group: {title: f"{{{name} {key}}}" for title, key in ((unit, "kernel"), ("calls", "calls"), ("share", "share"))}
+        group: {unit: f"{{shown {name}}}", "calls": f"{{calls {name}:.0f}}", "share / %": f"{{share {name}:share}}"}
         for group, name in PASSES.items()
     }
-    facts = Facts(
-        hits=[
-            say("{hits} of {all} in {name}", hits=int(own["matmul"].sum()), all=count(len(own), "size"), name=name)
-            for name, own in (rows.groupby("precision", sort=False) if lines else ())
-        ],
-        same=sum(same) or "none",
-        cells=count(len(same), "cell") if same else None,
-    )
     return Answer(
         asked=ASKED["longest"].replace("kernel", unit),
-        verdict=facts.say("A matmul takes the most time in the forward pass at {hits:listing}."),
-        more=facts.say(quoted_kernel(close), "Including the backward pass, it is the same one in {same} of {cells}."),
+        verdict=say(
+            "A matmul takes the most time in the forward pass at {hits:listing}.",
+            hits=[
+                say("{hits} of {all} in {name}", hits=int(row["sum"]), all=count(int(row["size"]), "size"), name=name)
+                for name, row in hits.iterrows()
+            ],
+        ),
+        more=say(
+            "{row[label]}, {row[precision]}: {row[shown forward]}, {row[calls forward]:whole} calls, "
+            "{row[share forward]:percent} of the time.",
+            "Including the backward pass, it is the same one in {same} of {cells}.",
+            row=last(select(lines, size=close["size"].iloc[0])),
+            same=same or "none",
+            cells=count(len(trained), "cell") if len(trained) else None,
+        ),
         details=Captioned(
-            grid(rows, {"": {"size": "{label}", "precision": "{precision}"}} | columns, text_columns=3),
+            grid(lines, {"": {"size": "{label}", "precision": "{precision}"}} | columns, text_columns=3),
             f"The {unit} that takes the most time: its calls in a step and its share of all {unit}s' time."
             + (" For matmuls: kind, operand layout and tile." if unit == "kernel" else ""),
         ),
     )
 
 
-def quoted_kernel(close: DataFrame) -> Typst:
-    """The longest kernel of the quoted size, in the last profiled precision."""
-    found = [(name, top(kernels(close, FORWARD, mode=INFERENCE, precision=name))) for name in reversed(PRECISIONS)]
-    name, kernel = next((pair for pair in found if pair[1]), ("", None))
-    facts = Facts(label=close["label"].iloc[0], name=name, kernel=kernel)
-    return facts.say(
-        "{label}, {name}: {kernel.texts[kernel]}, {kernel.calls:whole} calls, {kernel.share:percent} of the time."
-    )
-
-
-def others(close: DataFrame, table: DataFrame, gpu: str, unit: str) -> Answer:
+def others(close: DataFrame, unit: str) -> Answer:
     """Sub-question (c): the other relevant kernels of the forward pass, and their limits."""
-    forward = {
-        name: rows for name in PRECISIONS if len(rows := kernels(close, FORWARD, precision=name, mode=INFERENCE))
-    }
-    asked = ASKED["others"].replace("kernel", unit)
-    if not forward:
+    forward, asked = kernels(close, FORWARD, mode=INFERENCE), ASKED["others"].replace("kernel", unit)
+    if not len(forward):
         return Answer(asked)
-    parts = {name: Series(shares(rows)).sort_values(ascending=False) for name, rows in forward.items()}
+    parts = {name: Series(part) for name in PRECISIONS if (part := shares(select(forward, precision=name)))}
     name = list(parts)[-1]
-    largest = [say("{of} {share:percent}", of=of, share=share) for of, share in parts[name].drop("matmul").items()]
-    context = close["context"].iloc[0]
-    title = (
-        f"The {unit}s other than matmuls that take the most time in the forward pass of inference, context {context}."
+    largest = parts[name].drop("matmul").nlargest(4)
+    listed = Captioned(
+        others_table(forward, unit),
+        f"The {unit}s other than matmuls that take the most time in the forward pass of inference, context "
+        f"{close['context'].iloc[0]}.",
+        long=True,
     )
-    listed = Captioned(others_table(forward, unit), title, long=True)
-    roof = gpu_of(gpu) is not None
-    facts = Facts(
-        unit=unit.capitalize(),
-        lost=[say("{share:percent} in {name}", share=1 - part["matmul"], name=name) for name, part in parts.items()],
-        label=close["label"].iloc[0],
-        name=name,
-        largest=largest[:4],
-    )
+    roof = block_kernels(close)
     return Answer(
         asked=asked,
-        verdict=facts.say("{unit}s other than matmuls take {lost:listing} of the forward pass of {label}."),
-        more=facts.say("In {name}: {largest:listing}."),
-        evidence="roofline" if roof else listed,
-        reason=limits(close, table) if roof else "No roofline is drawn: this machine's peak rates are not listed.",
-        details=listed if roof else (),
+        verdict=say(
+            "{unit}s other than matmuls take {lost:listing} of the forward pass of {label}.",
+            unit=unit.capitalize(),
+            lost=[say("{rest:percent} in {name}", rest=1 - part["matmul"], name=name) for name, part in parts.items()],
+            label=close["label"].iloc[0],
+        ),
+        more=say(
+            "In {name}: {largest:listing}.",
+            name=name,
+            largest=[say("{of} {share:percent}", of=of, share=share) for of, share in largest.items()],
+        ),
+        evidence="roofline" if len(roof) else listed,
+        reason=limits(roof) if len(roof) else "No roofline is drawn: this machine's peak rates are not listed.",
+        details=listed if len(roof) else (),
     )
 
 
-def limits(close: DataFrame, table: DataFrame) -> Typst:
-    """The limits of a block's kernels, and of our attention, by the roofline."""
-    gpu = gpu_of(measured_gpu({"": close}))
+def limits(roof: DataFrame) -> Typst:
+    """The limits of a block's kernels, by the roofline."""
     sentences = []
     for precision in PRECISIONS:
-        found = block_kernels(select(close, precision=precision))
-        ridge = gpu.flops(precision) / gpu.bandwidth if gpu else 0.0
-        slow = [each for each in found if each.work.intensity < ridge]
-        fast = [each for each in found if each.work.intensity >= ridge]
-        moved = [each.bandwidth / gpu.bandwidth for each in slow if gpu]
-        ours = next(iter(block_kernels(fused_cell(select(table, precision=precision)))), None)
-        rates = [each.flops / gpu.flops(precision) for each in fast if gpu]
-        sentences.append(
+        own = select(roof, precision=precision)
+        fast, moved = select(own, memory=False), select(own, memory=True)["of_bandwidth"]
+        sentences += [
             say(
-                "In {precision} (@fig-roofline), memory bandwidth is the roof for operations with fewer than "
-                "{ridge:sig} FLOPs per byte: {slow:listing} move their bytes at {moved:span percent} of it"
-                + (", partly from L2." if max(moved, default=0.0) > COPIED else "."),
-                "The peak rate is the roof for the rest: {fast:listing} reach {rates:span percent} of it.",
-                "FlashAttention (the largest model and context profiled with it) reaches {ours:percent}, not counting "
-                "exponentials.",
+                "In {precision} (@fig-roofline), {fast:listing} reach {rates:span percent} of the peak rate; all "
+                "others are limited by memory bandwidth and move their bytes at {moved:span percent} of it"
+                + (", partly from L2." if moved.max() > COPIED else "."),
                 precision=precision,
-                ours=ours.flops / gpu.flops(precision) if ours and gpu else None,
-                ridge=ridge,
-                slow=[each.kind for each in slow],
-                moved=[min(moved, default=None), max(moved, default=None)],
-                fast=[each.kind for each in fast],
-                rates=[min(rates, default=None), max(rates, default=None)],
+                fast=list(fast["kind"]),
+                rates=least_and_most(fast["of_peak"]),
+                moved=least_and_most(moved),
             )
-        )
+        ]
     return say(*sentences)
 
 
-def others_table(forward: Mapping[str, DataFrame], unit: str) -> Table:
+def others_table(forward: DataFrame, unit: str) -> Table:
     """Kernels other than matmuls by time, in each precision."""
-    lines = []
-    for precision, rows in forward.items():
-        rest = rows[(rows["category"] != "matmul") & ~rows["kernel"].str.startswith(TOGETHER)]
-        grouped = rest.groupby(["kernel", "category"])["ms"].sum().sort_values(ascending=False)
-        for key, ms in grouped.head(OTHERS_SHOWN).items():
-            kernel, category = cast(tuple[str, str], key)
-            chosen = select(rest, kernel=kernel, category=category)
-            ranges = chosen.groupby("range")["ms"].sum().sort_values(ascending=False).index
-            where = f"{ranges[0]} and {len(ranges) - 1} more" if len(ranges) > 1 else ranges[0]
-            line = {"precision": precision, "kernel": readable(kernel), "category": category, "where": where}
-            line |= {"calls": chosen["calls"].sum(), "ms": ms, "share": str(percent(ms / rows["ms"].sum()))}
-            lines.append(line)
-    columns = {"precision": "{precision}", unit: "{kernel}", "category": "{category}", "most of it in": "{where}"}
-    columns |= {"calls": "{calls:.0f}", "ms": "{ms:sig}", "share": "{share}"}
-    return grid(DataFrame(lines), columns, text_columns=4)
+    keys = ["precision", "kernel", "category"]
+    rest = forward[(forward["category"] != "matmul") & ~forward["kernel"].str.startswith(TOGETHER)]
+    ranges = rest.groupby([*keys, "range"], as_index=False)[["calls", "ms"]].sum().sort_values("ms", ascending=False)
+    lines = ranges.groupby(keys, as_index=False).agg({"range": "first", "calls": "sum", "ms": "sum"})
+    lines = lines.sort_values(["precision", "ms"], ascending=False).groupby("precision", sort=False).head(OTHERS_SHOWN)
+    lines["percent"] = 100 * lines["ms"] / lines["precision"].map(forward.groupby("precision")["ms"].sum())
+    lines["shown"] = lines["kernel"].map(readable)
+    columns = {"precision": "{precision}", unit: "{shown}", "category": "{category}", "most of it in": "{range}"}
+    columns |= {"calls": "{calls:.0f}", "ms": "{ms:sig}", "share / %": "{percent:.1f}"}
+    return grid(lines, columns, text_columns=4)
+
+
+def attention_times(here: DataFrame) -> DataFrame:
+    """The softmax and the two matmuls of attention in inference, ms by size and precision, and their ratios.
+
+    Columns: `inside`, all that the range of the softmax launches; `time` and `flops`, the softmax over the matmuls.
+    """
+    forward = kernels(here, FORWARD, mode=INFERENCE)
+    inside = select(forward, range="softmax")
+    matmuls = select(forward[forward["range"].isin(["scores", "final product"])], category="matmul")
+    parts = {"softmax": select(inside, category="softmax"), "inside": inside, "matmuls": matmuls}
+    keys = [*CELL, "batch_size", "context"]
+    found = DataFrame({name: rows.groupby(keys)["ms"].sum() for name, rows in parts.items()}).dropna().reset_index()
+    found["time"] = found["softmax"] / found["matmuls"]
+    found["flops"] = list(map(flop_ratio, found["size"], found["batch_size"], found["context"]))
+    return small_to_large(found)
+
+
+def flop_ratio(size: str, batch: int, context: int) -> float:
+    """FLOPs of the softmax over those of attention's matmuls."""
+    shape = parse_size(size)
+    pairs = batch, shape.num_heads, context
+    return softmax_flops(*pairs) / forward_flops(*pairs, shape.d_model // shape.num_heads, causal=False)
 
 
 def softmax(here: DataFrame, close: DataFrame) -> Answer:
     """Sub-question (e): softmax against the two matmuls inside attention, in time and in FLOPs."""
     found = attention_times(here)
-    quoted = select(found, label=close["label"].iloc[0])
+    quoted = select(found, size=close["size"].iloc[0])
     longer = select(found, precision="bf16")["time"] > 1
     return Answer(
         asked=ASKED["softmax"],
@@ -209,25 +218,24 @@ def softmax(here: DataFrame, close: DataFrame) -> Answer:
             "everything in its range, and the two matmuls. FLOPs: 5 per score for the softmax, 4 d for the matmuls, "
             "with heads of width d.",
         ),
-        reason=softmax_reason(close),
+        reason=softmax_reason(block_kernels(close)),
         missing="Not measured: attention's ranges were not profiled.",
     )
 
 
-def softmax_reason(close: DataFrame) -> Typst:
+def softmax_reason(roof: DataFrame) -> Typst:
     """Why the softmax takes so long, by the roofline."""
-    gpu = gpu_of(measured_gpu({"": close}))
-    found = {(name, each.kind): each for name in PRECISIONS for each in block_kernels(select(close, precision=name))}
-    low, full = (found.get((name, "attention matmuls")) for name in ("bf16", "fp32"))
-    alone = found.get(("bf16", "softmax"))
-    if gpu is None or low is None or full is None or alone is None:
+    low, full = (one(roof, precision=name, kind="attention matmuls") for name in ("bf16", "fp32"))
+    alone = one(roof, precision="bf16", kind="softmax")
+    if low is None or full is None or alone is None:
         return say("It reads and writes every score for only five operations, so it is likely memory-bound.")
-    facts = Facts(full=full, low=low, alone=alone, gpu=gpu)
-    return facts.say(
-        "The softmax reads and writes every score in fp32 for only five operations, at "
-        "{alone.bandwidth / gpu.bandwidth:percent} of the memory bandwidth: it is memory-bound, so the precision "
-        "makes no difference.",
-        "The matmuls reach {full.flops / gpu.fp32:percent} of the peak rate in fp32. In bf16 they are "
-        "{full.seconds / low.seconds:times} as fast and also memory-bound ({low.bandwidth / gpu.bandwidth:percent} "
-        "of the bandwidth): with heads this narrow they do only {low.work.intensity:sig} FLOPs per byte.",
+    return say(
+        "The softmax reads and writes every score in fp32 for only five operations, at {alone[of_bandwidth]:percent} "
+        "of the memory bandwidth: it is memory-bound, so the precision makes no difference.",
+        "The matmuls reach {full[of_peak]:percent} of the peak rate in fp32. In bf16 they are "
+        "{full[seconds] / low[seconds]:times} as fast and also memory-bound ({low[of_bandwidth]:percent} of the "
+        "bandwidth): with heads this narrow they do only {low[intensity]:sig} FLOPs per byte.",
+        full=full,
+        low=low,
+        alone=alone,
     )
