@@ -1,9 +1,9 @@
 """Answers to `gradient_checkpointing`: the strategy that needs least memory, and the best measured segment length."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from cs336_systems.accounting.peak_memory import best_segment, moments, peak
 from cs336_systems.accounting.units import MIB
@@ -11,7 +11,7 @@ from cs336_systems.sizes import SIZES
 from scripts.rendering.answer import Answer, Captioned, Found, Tables, say
 from scripts.rendering.markup import Typst, with_unit
 from scripts.views.closed_forms import block_of, step_of
-from scripts.views.data import first, last, one, one_model, ratio, select
+from scripts.views.data import first, last, one, one_model, select
 from scripts.views.strategies import sketch, strategies_table
 from scripts.views.units import GIB, memory_unit
 
@@ -39,20 +39,20 @@ def segments(table: DataFrame) -> DataFrame:
     return cells
 
 
-def bests(found: DataFrame) -> list[dict[str, Any]]:
-    """For each attention the segment length with the lowest measured peak, its neighbours, its saving and its cost."""
-    cases = []
-    for attention, rows in found.groupby("attention", sort=False):
+def bests(found: DataFrame) -> Iterator[dict[str, Any]]:
+    """For each attention the row of the segment length with the lowest measured peak, its neighbours' rows, and the row
+    without checkpointing.
+    """
+    for _, rows in found.groupby("attention", sort=False):
         lengths = rows[(rows["segment"] > 0) & rows["peak"].notna()].sort_values("segment")
-        row, without = first(lengths.sort_values("peak", kind="stable")), one(rows, segment=0)
-        if row is not None:
-            case = {"attention": attention, "best": int(row["segment"]), "row": row, "without": without}
-            case["shorter"] = last(lengths[lengths["segment"] < row["segment"]])
-            case["longer"] = first(lengths[lengths["segment"] > row["segment"]])
-            case["saving"] = None if without is None else ratio(without["peak"], row["peak"])
-            case["slowdown"] = None if without is None else ratio(row["step"], without["step"])
-            cases.append(case)
-    return cases
+        if len(lengths):
+            place = int(lengths["peak"].argmin())
+            yield {
+                "row": lengths.iloc[place],
+                "shorter": last(lengths[:place]),
+                "longer": first(lengths[place + 1 :]),
+                "without": one(rows, segment=0),
+            }
 
 
 def strategy(found: DataFrame) -> Answer:
@@ -89,11 +89,10 @@ def in_unit(size: float) -> Typst:
 
 def measured(found: DataFrame) -> Answer:
     """Sub-question (b): one level of checkpoints, measured."""
-    cases = bests(found)
-    row = first(found)
-    if row is None or found["step"].isna().all():
+    cases = list(bests(found))
+    if found["step"].isna().all():
         return Answer("(b) Best segment")
-    best = [say("{case[best]} ({case[attention]}, {case[row][peak]:GiB})", case=case) for case in cases]
+    best = [say("{row[segment]} ({row[attention]}, {row[peak]:GiB})", **case) for case in cases]
     return Answer(
         asked="(b) Best segment",
         verdict=say("The best numbers of blocks per segment are {best:listing}.", best=best)
@@ -106,27 +105,32 @@ def measured(found: DataFrame) -> Answer:
         more=say(
             *(neighbours(cases, which) for which in ("shorter", "longer")),
             "Blocks are not split, so no segment is shorter."
-            if cases and all(case["best"] == 1 for case in cases)
+            if cases and all(case["row"]["segment"] == 1 for case in cases)
             else "",
         ),
         evidence="checkpoint_memory",
-        reason=say(*(closed_form(found, case) for case in cases[:1]), *map(cost, cases)),
+        reason=say(
+            *(closed_form(found, case["row"]) for case in cases[:1]),
+            *(
+                say(
+                    "With {row[attention]} attention, a step then takes {row[step] / without[step]:times} as long as "
+                    "without checkpointing, whose peak is {without[peak] / row[peak]:times} as high.",
+                    **case,
+                )
+                for case in cases
+            ),
+        ),
     )
 
 
 def neighbours(cases: list[dict[str, Any]], which: str) -> Typst:
     """The peaks of the next shorter or longer segments measured."""
-    sizes = [
-        say("{row[peak]:GiB} ({row[attention]}, {row[segment]})", row=case[which])
-        for case in cases
-        if case[which] is not None
-    ]
-    return say("The next {which} segments peak at {sizes:listing}.", which=which, sizes=sizes)
+    sizes = [say("{row[peak]:GiB} ({row[attention]}, {row[segment]})", row=case[which]) for case in cases]
+    return say("The next {which} segments peak at {sizes:listing}.", which=which, sizes=list(filter(None, sizes)))
 
 
-def closed_form(found: DataFrame, case: Mapping[str, Any]) -> Typst:
+def closed_form(found: DataFrame, row: Series) -> Typst:
     """The best length by the closed form, and how far measured peaks are from it."""
-    row = case["row"]
     block, step = block_of(row), step_of(row)
     *_, update = moments(step)
     return say(
@@ -139,13 +143,4 @@ def closed_form(found: DataFrame, case: Mapping[str, Any]) -> Typst:
         best=best_segment(step),
         state=update.total / GIB,
         error=(found["peak"] / found["closed"] - 1).abs().max(),
-    )
-
-
-def cost(case: Mapping[str, Any]) -> Typst:
-    """The cost of recomputing."""
-    return say(
-        "With {case[attention]} attention, a step then takes {case[slowdown]:times} as long as without "
-        "checkpointing, whose peak is {case[saving]:times} as high.",
-        case=case,
     )

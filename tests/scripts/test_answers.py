@@ -1,6 +1,7 @@
 """Answers on rows that no approved report has: lost, doctored or made up."""
 
 import json
+from math import isnan
 
 import pandas
 import pytest
@@ -18,6 +19,7 @@ from scripts.answers import (
     conclusion,
     ddp_bucketed_benchmarking,
     distributed_communication_single_node,
+    gradient_checkpointing,
     memory_profiling,
     optimizer_state_sharding,
     training_ladder,
@@ -85,15 +87,17 @@ def test_the_best_segment_has_its_neighbours_and_its_price():
     tables = changed(put(rows("checkpointing", metric="peak_memory", **cell), mean=1000.0))
     found = one_model(tables["checkpointing"])
     plain_attention, flash = bests(segments(found))
-    assert (plain_attention["best"], plain_attention["shorter"]) == (1, None)
-    assert plain_attention["saving"] is plain_attention["slowdown"] is None  # without checkpointing: out of memory
-    assert [flash["shorter"]["segment"], flash["best"], flash["longer"]["segment"]] == [2, 4, 8]
+    assert (plain_attention["row"]["segment"], plain_attention["shorter"]) == (1, None)
+    assert isnan(plain_attention["without"]["peak"])  # without checkpointing: out of memory
+    assert [flash[name]["segment"] for name in ("shorter", "row", "longer", "without")] == [2, 4, 8, 0]
+    answer = gradient_checkpointing.answers(tables)["measured"]
     whole, best = (
         {row["metric"]: row for row in select(found, attention="flash", segment=segment).to_dict("records")}
         for segment in (0, 4)
     )
-    assert flash["saving"] == whole["peak_memory"]["mean"] / 1000
-    assert flash["slowdown"] == best["step"]["median"] / whole["step"]["median"]
+    price = best["step"]["median"] / whole["step"]["median"]
+    saved = whole["peak_memory"]["mean"] / 1000
+    assert f"takes {price:.2f}× as long as without checkpointing, whose peak is {saved:.2f}×" in plain(answer.reason)
 
 
 def test_another_model_need_not_have_the_closed_forms():

@@ -1,5 +1,6 @@
 """Answers to `memory_profiling`: the memory of a step over time, its peak, and the tensors at the peak."""
 
+from itertools import product
 from typing import Any
 
 from pandas import DataFrame
@@ -13,8 +14,8 @@ from scripts.answers.memory_profiling.allocations import ASKED, largest
 from scripts.answers.memory_profiling.block import block
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, say, tell
 from scripts.rendering.grid import grid
-from scripts.rendering.markup import fixed_point, measured, with_unit
-from scripts.views.data import PRECISIONS, first, ratio, reason, select
+from scripts.rendering.markup import fixed_point, with_unit
+from scripts.views.data import PRECISIONS, first, ratio, reason, select, statistic
 from scripts.views.memory import FOLLOWED, compared_context, contexts, parts, peak_gib, profiled
 from scripts.views.units import GIB
 
@@ -45,14 +46,11 @@ def answers(tables: Tables) -> Found:
 
 def timelines(cell: DataFrame, context: int) -> Answer:
     """Sub-question (a): the stages of the training step."""
-    ends = select(cell, metric="stage_end").pivot(index="stage", columns="category", values="mean") / GIB
-    ends = ends.reindex(columns=list(dict.fromkeys([*ends, of.ACTIVATIONS, of.GRADIENTS])))
-    ends["all"] = ends.sum(axis=1)
     still = not select(cell, metric="stage_events", stage=of.OPTIMIZER)["mean"].sum()
-    loss, backward = (ends.loc[stage] if stage in ends.index else None for stage in (of.LOSS, of.BACKWARD))
-    lower = loss is not None and backward is not None and backward["all"] < loss["all"]
-    change, size = ("lower", "smaller") if lower else ("higher", "larger")
-    facts = Facts(loss=loss, backward=backward, context=context)
+    grown = {
+        category: statistic(cell, "mean", metric="stage_end", stage=stage, category=category)
+        for category, stage in ((of.ACTIVATIONS, of.LOSS), (of.GRADIENTS, of.BACKWARD))
+    }
     return Answer(
         asked=ASKED["timelines"],
         verdict=tell(
@@ -60,16 +58,17 @@ def timelines(cell: DataFrame, context: int) -> Answer:
             "Forward and backward are easy to tell apart; the optimizer allocates nothing and is not visible.",
             "Forward, backward and optimizer are easy to tell apart.",
         ),
-        more=facts.say(
-            f"Saved activations grow to {{loss[{of.ACTIVATIONS}]:GiB}} until backward begins. They are then released "
-            f"layer by layer while the gradients grow to {{backward[{of.GRADIENTS}]:GiB}} (fp32, context "
-            f"{{context}})."
+        more=say(
+            "Saved activations grow to {activations / gib:GiB} until backward begins. They are then released layer by "
+            "layer while the gradients grow to {gradients / gib:GiB} (fp32, context {context}).",
+            activations=grown[of.ACTIVATIONS],
+            gradients=grown[of.GRADIENTS],
+            gib=GIB,
+            context=context,
         ),
         evidence="memory_timelines",
-        reason=facts.say(
-            f"In @fig-memory_timelines the training step is {change} at the end of backward ({{backward[all]:GiB}}) "
-            f"than at its beginning ({{loss[all]:GiB}}): the gradients, which replace the activations, are {size}.",
-            tell(still, "Fused AdamW updates in place.", ""),
+        reason=say(
+            "Fused AdamW updates in place." if still else "",
             "Under `no_grad` nothing is saved, so inference is flat except for temporaries.",
         ),
     )
@@ -83,6 +82,9 @@ def peaks(table: DataFrame, plain: DataFrame) -> Answer:
     at_peak = {length: parts(select(fp32, context=length)) for length in fits}
     late = [length for length, here in at_peak.items() if here[of.GRADIENTS] > here[of.ACTIVATIONS]]
     flash = select(table, attention="flash", metric="peak_allocated", mode="train_step")
+    columns = {
+        f"{name} / GiB": {title: f"{{{name} {mode}}}" for mode, title in FOLLOWED.items()} for name in PRECISIONS
+    }
     return Answer(
         asked=ASKED["peaks"],
         verdict=say(
@@ -94,26 +96,16 @@ def peaks(table: DataFrame, plain: DataFrame) -> Answer:
             "At {lost:listing} it runs out of memory.",
             *(
                 say(
-                    "With FlashAttention it fits at {row[context]} in {row[precision]}: {size:GiB}.",
+                    "With FlashAttention it fits at {row[context]} in {row[precision]}: {row[mean] / gib:GiB}.",
                     row=row,
-                    size=row["mean"] / GIB,
+                    gib=GIB,
                 )
                 for _, row in flash.iterrows()
             ),
             lost=[str(length) for length in lengths if "memory" in reason(select(fp32, context=length))],
         ),
         evidence=Captioned(
-            grid(
-                DataFrame([peaks_at(select(plain, context=length), length) for length in lengths]),
-                {
-                    "context": "{context}",
-                    **{
-                        f"{precision} / GiB": {name: f"{{{precision} {mode}}}" for mode, name in FOLLOWED.items()}
-                        for precision in PRECISIONS
-                    },
-                },
-                text_columns=0,
-            ),
+            grid(DataFrame([peaks_at(plain, length) for length in lengths]), {"context": "{context}", **columns}, 0),
             "Peak memory of a single step with plain attention; OOM: out of memory.",
         ),
         reason=say(
@@ -127,35 +119,31 @@ def peaks(table: DataFrame, plain: DataFrame) -> Answer:
     )
 
 
-def peaks_at(rows: DataFrame, context: int) -> dict[str, Any]:
+def peaks_at(plain: DataFrame, context: int) -> dict[str, Any]:
     """The peaks at one context in GiB, or why there are none."""
     line: dict[str, Any] = {"context": context}
-    for precision in PRECISIONS:
-        for mode in FOLLOWED:
-            cell = select(rows, precision=precision, mode=mode)
-            lost = "OOM" if "memory" in reason(cell) else "n/m"
-            line[f"{precision} {mode}"] = fixed_point(peak_gib(cell), missing=lost)
+    for precision, mode in product(PRECISIONS, FOLLOWED):
+        cell = select(plain, context=context, precision=precision, mode=mode)
+        lost = "OOM" if "memory" in reason(cell) else "n/m"
+        line[f"{precision} {mode}"] = fixed_point(peak_gib(cell), missing=lost)
     return line
 
 
 def autocast(plain: DataFrame, context: int) -> Answer:
     """Sub-question (c): the same under autocast."""
-    peak = {
-        (mode, length): [peak_gib(plain, mode=mode, context=length, precision=name) for name in PRECISIONS]
-        for mode in FOLLOWED
-        for length in contexts(plain)
-    }
-    rises = [low > full for full, low in peak.values() if measured(full) and measured(low)]
-    before, after = peak["train_step", context]
-    forward = select(plain, mode="forward", context=context)
-    full, low = (parts(select(forward, precision=precision)) for precision in PRECISIONS)
-    facts = Facts(context=context, copies=low[of.WEIGHT_COPIES], rises=sum(rises), cells=count(len(rises), "cell"))
+    peak = select(plain, metric="peak_allocated").pivot(index=["mode", "context"], columns="precision", values="mean")
+    peak = peak.dropna()
+    rises = peak["bf16"] > peak["fp32"]
+    full, low = (parts(select(plain, mode="forward", context=context, precision=name)) for name in PRECISIONS)
+    facts = Facts(
+        context=context, copies=low[of.WEIGHT_COPIES], rises=int(rises.sum()), cells=count(len(rises), "cell")
+    )
     return Answer(
         asked=ASKED["autocast"],
         verdict=facts.say(
             "Autocast {changes} a training step's peak by {size:GiB} at context {context}.",
-            changes="raises" if (after or 0.0) > (before or 0.0) else "lowers",
-            size=abs((after or 0.0) - (before or 0.0)),
+            changes="raises" if rises["train_step", context] else "lowers",
+            size=abs(peak["bf16"] - peak["fp32"])["train_step", context] / GIB,
         ),
         more=facts.say(
             "It holds bf16 copies of the weights ({copies:GiB}), while saved activations shrink only to "
@@ -163,12 +151,9 @@ def autocast(plain: DataFrame, context: int) -> Answer:
             "The peak rises in {rises} of {cells}.",
             share=ratio(low[of.ACTIVATIONS], full[of.ACTIVATIONS]),
         ),
-        evidence="memory_at_peak",
-        reason=say(
-            "@fig-memory_at_peak shows that weights, gradients and AdamW's moments stay in fp32, as do the residual "
-            "stream, norms and softmax. The copies live until autocast's context ends, also under `no_grad`; in "
-            "training the graph needs them for the gradients of the layers' inputs."
-        ),
+        reason="Weights, gradients and AdamW's moments stay in fp32, as do the residual stream, norms and softmax. The "
+        "copies live until autocast's context ends, also under `no_grad`; in training the graph needs them for the "
+        "gradients of the layers' inputs.",
     )
 
 
@@ -178,7 +163,6 @@ def residual(plain: DataFrame, context: int | None) -> Answer:
     shape, batch = parse_size(row["size"]), int(row["batch_size"])
     sizes = {length: residual_bytes(shape, batch, length) / MIB for length in contexts(plain)}
     quoted = context or max(sizes)
-    found = select(plain, metric="residual_tensors", mode="forward", context=quoted, precision="fp32")
     others = [
         say("{size:MiB} at {length}", size=size, length=length) for length, size in sizes.items() if length != quoted
     ]
@@ -187,11 +171,5 @@ def residual(plain: DataFrame, context: int | None) -> Answer:
         asked=ASKED["residual"],
         verdict=facts.say("One tensor takes {size:MiB} at context {context}."),
         more=facts.say("Batch × context × d_model × 4 bytes: {batch} × {context} × {d_model} × 4 / 2#super[20]."),
-        reason=facts.say(
-            "At other contexts: {others:listing}.",
-            "The forward pass makes {number} tensors of exactly this size; {added} of them are the stream itself "
-            "(two sums per block).",
-            number=int(found["mean"].sum()) or None,
-            added=int(select(found, operator="add")["mean"].sum()) or None,
-        ),
+        reason=facts.say("At other contexts: {others:listing}."),
     )

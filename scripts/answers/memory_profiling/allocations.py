@@ -47,7 +47,7 @@ def largest(cell: DataFrame, context: int) -> Answer:
     )
     alike = rows[rows["mean"] == rows["mean"].iloc[0]]
     kept = select(rows, category=of.ACTIVATIONS)
-    facts = Facts(row=rows.iloc[0], operators=list(alike["operator"]), shown=min(SHOWN, len(rows)), kept=len(kept))
+    facts = Facts(row=rows.iloc[0], operators=list(alike["operator"]), kept=len(kept))
     return Answer(
         asked=ASKED["largest"],
         verdict=facts.say("The largest take {row[mib]:MiB} each and come from {row[place]} ({row[operator]})."),
@@ -58,10 +58,8 @@ def largest(cell: DataFrame, context: int) -> Answer:
             "block × blocks.",
         ),
         reason=facts.say(
-            "The stack traces of the {shown} largest groups point to {places:listing}. Of {groups}, {kept} are kept "
-            "for the backward pass ({size:GiB}); the others are released before it begins. In the backward pass, "
-            "autograd's own threads allocate; they run no Python, so there are no traces.",
-            places=list(dict.fromkeys(rows["place"][:SHOWN])),
+            "Of {groups}, {kept} are kept for the backward pass ({size:GiB}); the others are released before it "
+            "begins.",
             groups=count(len(rows), "group"),
             size=float((kept["n"] * kept["mean"]).sum()) / GIB,
         ),
