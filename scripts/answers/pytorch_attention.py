@@ -4,19 +4,16 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting.attention import plain_bytes_before_backward, plain_peak_bytes
 from cs336_systems.accounting.units import FP32_BYTES, MIB
-from cs336_systems.compare.speed import host_bound
-from cs336_systems.experiments.attention import Attention
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, least_and_most, say
 from scripts.rendering.markup import Table
-from scripts.views.cells import side_by_side
-from scripts.views.compiled_attention import TIMES, grid_table
+from scripts.views.compiled_attention import TIMES, attention_cells, grid_table
 from scripts.views.data import first, last, one, select
 
 
 def answers(tables: Tables) -> Found:
     """The section's answers."""
     table = select(tables["attention"], compiled=False)
-    cells = plain_cells(table)
+    cells = attention_cells(table, "mean").rename(columns={"memory_before_backward": "kept", "peak_memory": "peak"})
     return {
         "times": times(table, cells),
         "memory": memory(table, cells),
@@ -26,25 +23,14 @@ def answers(tables: Tables) -> Found:
     }
 
 
-def plain_cells(table: DataFrame) -> DataFrame:
-    """One row per measured cell, by `sequence` and `d`.
-
-    Columns: `host_bound`; `kept`, the memory in use before the backward pass, and `peak`, MiB, NaN where not measured.
-    """
-    wanted = ["forward", "backward", "device_busy", "memory_before_backward", "peak_memory"]
-    cells = side_by_side(table, Attention).reindex(columns=wanted).reset_index().sort_values(["sequence", "d"])
-    cells["host_bound"] = host_bound(cells["forward"] + cells["backward"], cells["device_busy"])
-    return cells.rename(columns={"memory_before_backward": "kept", "peak_memory": "peak"})
-
-
 def times(table: DataFrame, cells: DataFrame) -> Answer:
     """The times of its passes, and where they run out of memory."""
     lost = first(table[table["status"] == "oom"].sort_values(["sequence", "d"]))
     bound = cells.groupby("sequence")["host_bound"].mean() > 0.5
     longest = select(cells, sequence=cells["sequence"].max())
-    spans = {name: [longest[name].min(), longest[name].max()] for name in ("forward", "backward") if len(longest)}
+    spans = {name: least_and_most(longest[name]) for name in ("forward", "backward")}
     d = "–".join(dict.fromkeys(str(end) for end in (longest["d"].min(), longest["d"].max())))
-    facts = Facts(lost=lost, cell=last(cells), d=d, **{"forward": None, "backward": None, **spans})
+    facts = Facts(lost=lost, cell=last(cells), d=d, **spans)
     return Answer(
         asked="Times and limits",
         verdict=facts.say("Plain attention runs out of memory first at {lost[sequence]} tokens, d = {lost[d]}.")
@@ -65,10 +51,10 @@ def times(table: DataFrame, cells: DataFrame) -> Answer:
 
 
 def growth(cells: DataFrame) -> float | None:
-    """Time of both passes at the longest sequence over that at half of it, d alike; None where a host sets one."""
-    own = cells[(cells["d"] == cells["d"].max()) & ~cells["host_bound"].astype(bool)].set_index("sequence")
-    both, longest = own["forward"] + own["backward"], cells["sequence"].max()
-    return float(both[longest] / both[longest // 2]) if {longest, longest // 2} <= set(both.index) else None
+    """Time of both passes at the longest sequence over that at half of it, d alike; None where one is host-bound."""
+    own, longest = select(cells, d=cells["d"].max(), host_bound=False), cells["sequence"].max()
+    half, whole = (one(own, sequence=sequence) for sequence in (longest // 2, longest))
+    return None if half is None or whole is None else float(whole["time"] / half["time"])
 
 
 def memory(table: DataFrame, cells: DataFrame) -> Answer:
@@ -84,8 +70,7 @@ def memory(table: DataFrame, cells: DataFrame) -> Answer:
     expected = plain_bytes_before_backward(batch, sequence, d) / MIB
     own = select(known, d=d)
     measured = one(own, sequence=sequence)
-    before, end = (own.iloc[place] if len(own) > 1 else None for place in (-2, -1))
-    facts = Facts(measured=measured, d=d, expected=expected, before=before, end=end, n=sequence)
+    facts = Facts(measured=measured, d=d, expected=expected, before=last(own[:-1]), end=last(own), n=sequence)
     return Answer(
         asked="Memory",
         verdict=facts.say(

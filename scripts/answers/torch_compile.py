@@ -1,25 +1,25 @@
 """Answers to `torch_compile`: attention and the whole Transformer, compiled and eager."""
 
-import math
-from itertools import product
-from typing import Any
-
+from numpy import ceil
 from pandas import DataFrame, Series
 
+from cs336_systems.experiments.attention import Attention
+from cs336_systems.record.rows import parameters
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, least_and_most, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst, measured
-from scripts.views.compiled_attention import TIMES, grid_table, paired
-from scripts.views.data import PRECISIONS, first, last, one, ratio, reason, select, size_order
+from scripts.views.compiled_attention import TIMES, attention_cells, grid_table
+from scripts.views.data import PRECISIONS, last, one, reason, select, small_to_large
 from scripts.views.steps import PASSES, step_table
 from scripts.views.verdicts import against
 
-BOTH = ("eager", "compiled")
+WAYS = {"eager": False, "compiled": True}
+SUFFIXES = (" eager", " compiled")
 MODEL: Columns = {
     "": {"size": "{label}", "precision": "{precision}"},
-    **{f"{title} / ms": {way: f"{{{way} {title}:.1f}}{{{way} host_bound:star}}" for way in BOTH} for title in PASSES},
-    "device busy / ms": {**{way: f"{{{way} device_busy:.1f}}" for way in BOTH}, "ratio": "{work:.2f}×"},
-    "compiling": {"cost / s": "{cost:.0f}", "pays off after": "{pays}"},
+    **{f"{title} / ms": {way: f"{{{title} {way}:.1f}}{{host_bound {way}:star}}" for way in WAYS} for title in PASSES},
+    "device busy / ms": {**{way: f"{{device_busy {way}:.1f}}" for way in WAYS}, "ratio": "{work:.2f}×"},
+    "compiling": {"cost / s": "{cost:.0f}"},
 }
 
 
@@ -28,15 +28,36 @@ def answers(tables: Tables) -> Found:
     return {"attention": attention(tables["attention"]), "model": model(tables["end_to_end"])}
 
 
+def paired(table: DataFrame) -> DataFrame:
+    """One row per shape of attention that was measured both ways, with both cells' columns (medians).
+
+    Added: `gain`, the ratio of the times; `host_bound`, whether either is; `work`, the ratio of device times.
+    """
+    cells = attention_cells(table, "median")
+    eager, compiled = (select(cells, compiled=way).drop(columns="compiled") for way in WAYS.values())
+    shape = [name for name in parameters(Attention) if name != "compiled"]
+    return compared(eager.merge(compiled, on=shape, suffixes=SUFFIXES), "time").dropna(subset="gain")
+
+
+def compared(pairs: DataFrame, time: str) -> DataFrame:
+    """Pairs with `gain` and `work`, eager over compiled in time and in device time, and `host_bound`, for either."""
+    return pairs.assign(
+        gain=pairs[f"{time} eager"] / pairs[f"{time} compiled"],
+        work=pairs["device_busy eager"] / pairs["device_busy compiled"],
+        host_bound=pairs["host_bound eager"].eq(True) | pairs["host_bound compiled"].eq(True),
+    )
+
+
 def attention(table: DataFrame) -> Answer:
     """(a) Plain attention, eager next to compiled."""
-    if table["compiled"].nunique() < 2 or not len(pairs := paired(table)):
+    pairs = paired(table)
+    if not len(pairs):
         return Answer("(a) Attention")
-    told, waits = pairs[~pairs["host_bound"]], pairs[pairs["host_bound"]]
-    longest = select(told, sequence=told["sequence"].max())
+    decided, waits = select(pairs, host_bound=False), select(pairs, host_bound=True)
+    longest = select(decided, sequence=decided["sequence"].max())
     quick, slow, gains = faster_one(longest["gain"])
     facts = Facts(row=last(longest), quick=quick, slow=slow, gains=gains)
-    lowers = bool((longest["peak_memory_compiled"] < longest["peak_memory_eager"]).any())
+    lowers = bool((longest["peak_memory compiled"] < longest["peak_memory eager"]).any())
     return Answer(
         asked="(a) Attention",
         verdict=facts.say(
@@ -46,12 +67,12 @@ def attention(table: DataFrame) -> Answer:
         or say("Cannot be decided: in every cell, compiled or eager is host-bound."),
         more=facts.say(
             "Compiled attention is slower in {losses} of {all}.",
-            "Compiling lowers the peak at d = {row[d]} from {row[peak_memory_eager]:gib} to "
-            "{row[peak_memory_compiled]:gib}."
+            "Compiling lowers the peak at d = {row[d]} from {row[peak_memory eager]:gib} to "
+            "{row[peak_memory compiled]:gib}."
             if lowers
             else "",
-            losses=int((told["gain"] < 1).sum()) or "none",
-            all=count(len(told), "device-bound shape" if measured(pairs["device_busy_eager"].max()) else "shape"),
+            losses=int((decided["gain"] < 1).sum()) or "none",
+            all=count(len(decided), "device-bound shape" if measured(pairs["device_busy eager"].max()) else "shape"),
         ),
         evidence=Captioned(
             grid_table(table, TIMES),
@@ -62,7 +83,7 @@ def attention(table: DataFrame) -> Answer:
             "In {cells} one of the two is host-bound; there, eager attention keeps the device busy {work:span times} "
             "as long as compiled attention.",
             cells=count(len(waits), "shape"),
-            work=least_and_most(waits["device_busy_eager"] / waits["device_busy_compiled"]),
+            work=least_and_most(waits["work"]),
         ),
     )
 
@@ -74,17 +95,20 @@ def model(table: DataFrame) -> Answer:
     if not len(tried):
         return Answer("(b) The whole Transformer")
     context = int(tried["context"].max())
-    lines = both_ways(select(rows, context=context, warmup=int(tried["warmup"].max())), tried)
-    pairs = lines[lines["gain"].notna()]
-    told = pairs[~pairs["host_bound"].astype(bool)]
-    work, step = work_sentence(pairs), step_sentence(told, len(pairs))
+    rows = select(rows, context=context, warmup=int(tried["warmup"].max()))
+    steps = step_table(rows)
+    lines = both_ways(rows, steps, tried)
+    pairs = lines.dropna(subset="gain")
+    decided = select(pairs, host_bound=False)
+    work, step = work_sentence(pairs), step_sentence(decided, steps, len(pairs))
+    pays = ceil(1e3 * decided["cost"] / (decided["step eager"] - decided["step compiled"]))
     return Answer(
         asked="(b) The whole Transformer",
         verdict=work or step,
         more=say(
             step if work else "",
-            "Compiling {row[label]} ({row[precision]}) costs {row[cost]:s} and pays off after {row[pays]} steps.",
-            row=last(told[told["pays"] != "never"]),
+            "Compiling {row[label]} ({row[precision]}) costs {row[cost]:s} and pays off after {row[pays]:whole} steps.",
+            row=last(decided.assign(pays=pays)[pays >= 0]),
         ),
         evidence=Captioned(
             grid(lines, MODEL, text_columns=2),
@@ -92,42 +116,26 @@ def model(table: DataFrame) -> Answer:
             legend={
                 "*": "*: host-bound",
                 "cost / s": "cost: warm-up time in excess of as many steady-state steps",
-                "pays off after": "pays off after: steps that save as much",
-                "–": "–: host-bound",
             },
-        ),
-        reason=say(
-            "The eager step launches {fewer:span times} as many kernels and copies, which matters if the host is slow.",
-            fewer=least_and_most(pairs["fewer"]),
         ),
     )
 
 
-def both_ways(rows: DataFrame, tried: DataFrame) -> DataFrame:
+def both_ways(rows: DataFrame, steps: DataFrame, tried: DataFrame) -> DataFrame:
     """One row per cell that was run compiled, with both steps' columns, or the reason why one is missing."""
-    steps = step_table(rows)
-    lines: list[dict[str, Any]] = []
-    for size, precision in product(size_order(tried), PRECISIONS):
-        cell = {"size": size, "precision": precision}
-        known = first(select(tried, **cell))
-        if known is None:
-            continue
-        line = {"label": known["label"], "precision": precision, "message": ""}
-        eager, fast = (one(steps, compiled=compiled, **cell) for compiled in (False, True))
-        if eager is None or fast is None:
-            lines.append(line | {"message": reason(select(rows, compiled=eager is not None, **cell))})
-            continue
-        cost = compile_seconds(fast)
-        pays = steps_to_pay(cost, eager["step"], fast["step"])
-        line |= {**eager.add_prefix("eager "), **fast.add_prefix("compiled ")}
-        host_bound = bool(eager["host_bound"] or fast["host_bound"])
-        told = "–" if cost is None or host_bound else "never" if pays is None else str(pays)
-        line |= {"cost": cost, "pays": told, "gain": eager["step"] / fast["step"], "host_bound": host_bound}
-        line |= {"speed": against(fast, eager)}
-        line |= {"work": ratio(eager["device_busy"], fast["device_busy"])}
-        lines.append(line | {"fewer": ratio(eager["launches"], fast["launches"])})
-    numbers = ["host_bound", "gain", "speed", "work", "fewer", "pays"]
-    return DataFrame(lines, columns=[*dict.fromkeys([*numbers, *(name for line in lines for name in line)])])
+    keys = ["size", "label", "precision"]
+    lines = small_to_large(tried[keys].drop_duplicates())
+    eager, fast = (select(steps, compiled=way) for way in WAYS.values())
+    lines = lines.merge(eager, how="left", on=keys).merge(fast, how="left", on=keys, suffixes=SUFFIXES)
+    lost = [[way for way in WAYS if not measured(line[f"step {way}"])] for _, line in lines.iterrows()]
+    warmup = lines["warmup_seconds compiled"] - lines["warmup compiled"] * lines["step compiled"] / 1e3
+    return compared(lines, "step").assign(
+        cost=warmup.clip(lower=0),
+        message=[
+            reason(select(rows, compiled=WAYS[ways[0]], size=line["size"], precision=line["precision"])) if ways else ""
+            for ways, (_, line) in zip(lost, lines.iterrows(), strict=True)
+        ],
+    )
 
 
 def work_sentence(pairs: DataFrame) -> Typst:
@@ -139,15 +147,17 @@ def work_sentence(pairs: DataFrame) -> Typst:
     return say("Eager steps need {gains:listing} the device time of compiled ones.", gains=list(filter(None, gains)))
 
 
-def step_sentence(told: DataFrame, cells: int) -> Typst:
+def step_sentence(decided: DataFrame, steps: DataFrame, cells: int) -> Typst:
     """The gain of the whole step, if it is decided."""
     if not cells:
         return say("No step was timed both eager and compiled.")
-    quick, slow, gains = faster_one(told["gain"])
-    others = f"{len(told)} of {cells} cells; the others are host-bound"
-    where = say("({where})", where=others if len(told) < cells else count(cells, "cell"))
-    if len(told) == 1:
-        return told["speed"].iloc[0].sentence("the compiled step", "the eager one", where)
+    others = f"{len(decided)} of {cells} cells; the others are host-bound"
+    where = say("({where})", where=others if len(decided) < cells else count(cells, "cell"))
+    if len(decided) == 1:
+        cell = dict(decided.iloc[0][["size", "precision"]])
+        speed = against(*(one(steps, compiled=way, **cell) for way in (True, False)))
+        return speed.sentence("the compiled step", "the eager one", where)
+    quick, slow, gains = faster_one(decided["gain"])
     words = "The {quick} step is {gains:span times} as fast as the {slow} one {where}."
     return say(words, quick=quick, slow=slow, gains=gains, where=where) or say(
         "No step is compared: all of {cells} are host-bound.", cells=count(cells, "cell")
@@ -156,16 +166,6 @@ def step_sentence(told: DataFrame, cells: int) -> Typst:
 
 def faster_one(gains: Series) -> tuple[str, str, tuple[float, float]]:
     """The way that is faster in the median, the other one, and the range of their ratios; NaN without any."""
-    quick, slow = BOTH[::-1] if gains.median() > 1 else BOTH
-    return quick, slow, least_and_most(gains if quick == BOTH[1] else 1 / gains)
-
-
-def compile_seconds(step: Series) -> float | None:
-    """The cost of compiling: the warm-up minus the time of as many steady steps, seconds."""
-    warmup = step["warmup_seconds"]
-    return max(0.0, warmup - step["warmup"] * step["step"] / 1e3) if measured(warmup) else None
-
-
-def steps_to_pay(cost: float | None, eager: float, compiled: float) -> int | None:
-    """The number of steps, of the given ms each, after which compiling has saved its cost in seconds; None: never."""
-    return math.ceil(1e3 * cost / (eager - compiled)) if cost is not None and compiled < eager else None
+    if gains.median() > 1:
+        return "compiled", "eager", least_and_most(gains)
+    return "eager", "compiled", least_and_most(1 / gains)

@@ -14,6 +14,7 @@ from scripts.views.cells import side_by_side
 from scripts.views.data import reason, select, statistic
 
 PASSES = ("forward", "backward")
+METRICS = [*PASSES, "device_busy", "memory_before_backward", "peak_memory"]
 TIMES = {f"{name} / ms": name for name in PASSES}
 """The metrics of `grid_table` that are times."""
 
@@ -44,20 +45,11 @@ def mean(rows: DataFrame, name: str) -> str:
     return f"{significant(mean)}{'*' if busy is not None and host_bound(mean, busy) else ''}"
 
 
-def paired(table: DataFrame) -> DataFrame:
-    """One row per shape that was measured both ways.
+def attention_cells(table: DataFrame, column: str) -> DataFrame:
+    """One row per measured cell, short sequences first: its parameters, and a statistic of METRICS.
 
-    Columns: the parameters; with the suffixes `_eager` and `_compiled`, `time`, the median of both passes together, ms,
-    `device_busy`, ms, and `peak_memory`, MiB, NaN if not measured; `gain`, the ratio of the times; `host_bound`,
-    whether either is.
+    Added: `time`, of both passes together, and `host_bound`.
     """
-    metrics = [*PASSES, "device_busy", "peak_memory"]
-    cells = side_by_side(table, Attention, "median").reindex(columns=metrics)
+    cells = side_by_side(table, Attention, column).reindex(columns=METRICS).reset_index().sort_values(["sequence", "d"])
     cells["time"] = cells["forward"] + cells["backward"]
-    cells["host_bound"] = host_bound(cells["time"], cells["device_busy"])
-    keys = [name for name in cells.index.names if name != "compiled"]
-    eager, compiled = (select(cells.reset_index(), compiled=way) for way in (False, True))
-    pairs = eager.merge(compiled, on=keys, suffixes=("_eager", "_compiled"))
-    pairs["gain"] = pairs["time_eager"] / pairs["time_compiled"]
-    pairs["host_bound"] = pairs["host_bound_eager"] | pairs["host_bound_compiled"]
-    return pairs[pairs["gain"].notna()]
+    return cells.assign(host_bound=host_bound(cells["time"], cells["device_busy"]))
