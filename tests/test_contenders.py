@@ -96,8 +96,7 @@ def test_one_more_is_in_tables_figures_legends_and_checks(monkeypatch):
     answers = answers_of(flash_benchmarking.answers(tables))
     for name in ("peers", "leaderboard"):
         assert "the newest" in [line[0] for line in table_of(answers[name]).rows], name
-    for name in ("flash_throughput", "flash_training"):
-        assert "the newest" in words(figure_of(name, tables)), name
+    assert "the newest" in words(figure_of("flash_training", tables))
     assert [check for check in all_checks(tables) if check.outcome == "failed"] == []
     table = tables["flash"]
     its_own = table["implementation"] == "newest"

@@ -1,21 +1,30 @@
 """Throughput of attention implementations on shapes with many heads."""
 
+from typing import Any
+
 import numpy
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from cs336_systems.accounting.attention import flash_flops
-from scripts.rendering.style import NotDrawn, legend, subplots
-from scripts.views.attention_looks import looks
+from cs336_systems.experiments.flash import Flash
+from scripts.rendering.style import COLOURS, LINES, MARKERS, NotDrawn, legend, subplots
+from scripts.views.attention_calls import titles
 from scripts.views.attention_times import call_table
 from scripts.views.data import select
 
 BOTH = "forward_backward"
+SHIFT = 3
+"""A repeated colour has another mark and style."""
+THICK, THIN = 2.2, 1.4
+FIRST = sorted(Flash.contenders, key=lambda contender: (not contender.emphasized, not contender.foreign))
+"""Ours and the libraries first: their colours are not shared."""
 
 
 def draw(rows: DataFrame) -> Figure:
     """A panel per mask and head dimension; along the axis the shapes, short sequences first, a line per length."""
-    cells = select(call_table(rows), precision="bf16", compiled_call=False, many=True, host_bound=False)
+    cells = select(call_table(rows), precision="bf16", compiled_call=False, host_bound=False)
+    cells = cells[cells["kind"].str.startswith("Many")]
     if not len(cells):
         raise NotDrawn("not measured")
     cells = cells.assign(heads_in_all=cells["batch_size"] * cells["heads"])
@@ -42,3 +51,24 @@ def draw(rows: DataFrame) -> Figure:
     panels[0].set_ylim(bottom=0)
     legend(panels, ncols=4, handlelength=3)
     return figure
+
+
+def looks(table: DataFrame) -> dict[str, dict[str, Any]]:
+    """The looks of a whole table of `flash`: ours and a user's have thick lines; no two have the same style and mark.
+
+    An implementation of the registry looks the same in any table; a user's own get the following looks.
+    """
+    thin = {contender.name for contender in Flash.contenders if not contender.emphasized}
+    places = {contender.name: place for place, contender in enumerate(FIRST)}
+    chosen = {}
+    for name, title in titles(table).items():
+        place = places.setdefault(name, len(places))
+        turn = place + SHIFT * (place // len(COLOURS))
+        chosen[name] = {
+            "label": title,
+            "color": COLOURS[place % len(COLOURS)],
+            "marker": MARKERS[turn % len(MARKERS)],
+            "linestyle": LINES[turn % len(LINES)],
+            "linewidth": THIN if name in thin else THICK,
+        }
+    return chosen

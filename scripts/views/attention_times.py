@@ -1,30 +1,22 @@
 """Times of attention implementations on the device, and which of two is faster."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from math import nan
-from typing import Any
 
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from cs336_systems.compare.speed import host_bound
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.implementations import PARAMETER
 from cs336_systems.record.rows import parameters
-from scripts.rendering.answer import NOTHING, least_and_most, say
+from scripts.rendering.answer import say
 from scripts.rendering.markup import Typst
 from scripts.views.attention_calls import PASSES
 from scripts.views.cells import side_by_side
-from scripts.views.data import select
 from scripts.views.verdicts import against
 
 IMPLEMENTATION = ["implementation", "precision", "compiled_call"]
 SHAPE = [name for name in parameters(Flash) if name not in (PARAMETER, "rep")]
-KINDS: dict[str, dict[str, Any]] = {
-    "One head, causal": {"many": False, "causal": True},
-    "Many heads, causal": {"many": True, "causal": True},
-    "Many heads, no mask": {"many": True, "causal": False},
-}
+KINDS = ["One head, causal", "Many heads, causal", "Many heads, no mask"]
 """The kinds of shapes in which implementations are compared, besides the leaderboard's."""
 ENOUGH = 3
 """Number of shapes from which their median is quoted."""
@@ -44,10 +36,10 @@ def with_host(cells: DataFrame) -> DataFrame:
 def call_table(table: DataFrame) -> DataFrame:
     """One row per measured cell of `flash`.
 
-    Columns: the parameters; `many`, whether there are several heads; the medians of calls, ms, as `forward`, `backward`
-    and `forward_backward`; of both passes on the device `median`, `samples`, `mean`, `std` and `n`, from a replayed
-    CUDA graph, or from the calls if nothing was replayed; `waits`, whether the device waits for the host in these
-    calls; `host_bound`, whether this leaves the device time unknown, since nothing was replayed.
+    Columns: the parameters; `kind`, one of KINDS or another; the medians of calls, ms, as `forward`, `backward` and
+    `forward_backward`; of both passes on the device `median`, `samples`, `mean`, `std` and `n`, from a replayed CUDA
+    graph, or from the calls if nothing was replayed; `waits`, whether the device waits for the host in these calls;
+    `host_bound`, whether this leaves the device time unknown, since nothing was replayed.
     """
     keys = parameters(Flash)
     both = table[table["metric"].isin(["forward_backward", "graph"]) & (table["status"] == "ok")]
@@ -56,92 +48,54 @@ def call_table(table: DataFrame) -> DataFrame:
     parts = cells["forward"] + cells["backward"]
     cells["waits"] = host_bound(cells["forward_backward"], cells["graph"], host=cells["host"], parts=parts)
     cells["host_bound"] = cells["waits"] & cells["graph"].isna()
-    return cells.assign(many=cells["batch_size"] * cells["heads"] > 1)
+    heads = (cells["batch_size"] * cells["heads"] > 1).map({True: "Many heads, ", False: "One head, "})
+    return cells.assign(kind=heads + cells["causal"].map({True: "causal", False: "no mask"}))
 
 
 def duels(cells: DataFrame, ours: str) -> DataFrame:
     """Ours against every other implementation, shape by shape.
 
-    Columns: SHAPE, `many`, the other's `implementation`; `ratio`, its time over ours; `forward` and `backward`, the
-    same for single passes, NaN if the host slows down the calls of either; `speed`, ours against it, and whether ours
-    is `faster`: True, False or None. Shapes at which either time is unknown are omitted.
+    Columns: SHAPE, `kind`, the other's `implementation`; `speed`, ours against it; `ratio`, its time over ours; `won`
+    and `lost`, whether ours is faster and slower. Shapes at which either time is unknown are omitted.
     """
     known = cells[~cells["host_bound"]]
     mine = {tuple(row[SHAPE]): row for _, row in known[known["implementation"] == ours].iterrows()}
     pairs = []
     for _, other in known[known["implementation"] != ours].iterrows():
-        own = mine.get(tuple(other[SHAPE]))
-        if own is not None:
+        if (own := mine.get(tuple(other[SHAPE]))) is not None:
             speed = against(own, other)
-            called = not (own["waits"] or other["waits"])
-            passes = {name: other[name] / own[name] if called else nan for name in ("forward", "backward")}
-            verdict = {"ratio": speed.ratio, "faster": speed.faster, "speed": speed}
-            pairs.append({**other[[*SHAPE, "many", PARAMETER]], **passes, **verdict})
-    return DataFrame(pairs, columns=[*SHAPE, "many", PARAMETER, "forward", "backward", "ratio", "faster", "speed"])
+            verdict = {"speed": speed, "ratio": speed.ratio, "won": speed.faster is True, "lost": speed.faster is False}
+            pairs.append({**other[[*SHAPE, "kind", PARAMETER]], **verdict})
+    return DataFrame(pairs, columns=[*SHAPE, "kind", PARAMETER, "speed", "ratio", "won", "lost"])
 
 
-@dataclass(frozen=True)
-class Score:
-    """The comparison of ours with another implementation over some shapes."""
+def scores(met: DataFrame) -> DataFrame:
+    """One row per kind of shape and other implementation in some duels.
 
-    wins: int
-    losses: int
-    cells: int
-    ratio: float | None
-    """The median of the other's time over ours."""
-    ratios: tuple[float, float] = (nan, nan)
-    """The median twice; of fewer than ENOUGH shapes, the smallest and the largest ratio."""
-
-    @property
-    def counts(self) -> list[int]:
-        """Numbers of shapes at which ours is faster, equally fast within the spread, and slower."""
-        return [self.wins, self.cells - self.wins - self.losses, self.losses]
-
-    @property
-    def text(self) -> str:
-        """The counts as text for a table."""
-        return " / ".join(map(str, self.counts)) if self.cells else "–"
-
-    def sentence(self, other: str, where: str, aside: str = "") -> Typst:
-        """Which is faster at most of the shapes, or that neither is; `aside` describes the other."""
-        if self.ratio is None:
-            return NOTHING
-        if 2 * max(self.wins, self.losses) <= self.cells:
-            words = "{where}: against {other} ours is faster at {n[0]} shapes, on par at {n[1]}, slower at {n[2]}."
-            return say(words, where=where, other=other, n=self.counts)
-        named = f"{other}, {aside}" if aside else other
-        if self.wins > self.losses:
-            words = "{where}: ours is {gains:span times} as fast as {other}."
-            return say(words, where=where, gains=self.ratios, other=named)
-        words, gains = (
-            "{where}: {other} is {gains:span times} as fast as ours.",
-            (1 / self.ratios[1], 1 / self.ratios[0]),
-        )
-        return say(words, where=where, gains=gains, other=f"{named}," if aside else other)
+    Columns: the numbers of shapes (`cells`) at which ours is faster (`won`), on par (`even`) and slower (`lost`); the
+    `median`, `least` and `most` of the ratios.
+    """
+    columns = {"cells": ("ratio", "size"), "won": ("won", "sum"), "lost": ("lost", "sum")}
+    columns |= {"median": ("ratio", "median"), "least": ("ratio", "min"), "most": ("ratio", "max")}
+    found = met.groupby(["kind", PARAMETER], as_index=False).agg(**columns)
+    return found.assign(even=found["cells"] - found["won"] - found["lost"])
 
 
-def score(met: DataFrame) -> Score:
-    """The score of some duels."""
-    faster = list(met["faster"])
-    ratio = float(met["ratio"].median())
-    ratios = least_and_most(met["ratio"]) if len(met) < ENOUGH else (ratio, ratio)
-    wins, losses = (sum(each is way for each in faster) for way in (True, False))
-    return Score(wins, losses, len(met), ratio if len(met) else None, ratios)
+def score_sentence(score: Series, other: str, aside: str = "") -> Typst:
+    """Which is faster at most of a score's shapes, or that neither is; `aside` describes the other."""
+    if 2 * max(score["won"], score["lost"]) <= score["cells"]:
+        words = "{row[kind]}: against {other} ours is faster at {row[won]} shapes, on par at {row[even]}, slower at "
+        return say(words + "{row[lost]}.", row=score, other=other)
+    named = f"{other}, {aside}" if aside else other
+    low, high = score[["median", "median"] if score["cells"] >= ENOUGH else ["least", "most"]]
+    if score["won"] > score["lost"]:
+        words = "{row[kind]}: ours is {gains:span times} as fast as {other}."
+        return say(words, row=score, gains=(low, high), other=named)
+    words = "{row[kind]}: {other} is {gains:span times} as fast as ours."
+    return say(words, row=score, gains=(1 / high, 1 / low), other=f"{named}," if aside else named)
 
 
 def strongest(met: DataFrame, names: Iterable[str]) -> str | None:
     """The implementation whose times over ours have the smallest median; None if none was compared."""
     ratios = met[met[PARAMETER].isin(list(names))].groupby(PARAMETER)["ratio"].median()
     return str(ratios.idxmin()) if len(ratios) else None
-
-
-def backward_pairs(cells: DataFrame) -> DataFrame:
-    """Shapes at which the backward pass was timed both as kernels and as compiled PyTorch.
-
-    Columns: SHAPE; `gain`, the time of compiled PyTorch over the kernels'; `waits`, whether either is host-bound.
-    """
-    kernels, compiled = (select(cells, implementation=name) for name in ("triton", "triton_compiled_backward"))
-    pairs = kernels.merge(compiled, on=SHAPE, suffixes=("", "_compiled"))
-    return pairs.assign(
-        gain=pairs["backward_compiled"] / pairs["backward"], waits=pairs["waits"] | pairs["waits_compiled"]
-    )

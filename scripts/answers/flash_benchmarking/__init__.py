@@ -10,26 +10,24 @@ from scripts.rendering.answer import Found, Tables, say
 from scripts.rendering.markup import Tile, Typst, milliseconds, times
 from scripts.views.attention_calls import availability, our_implementation
 from scripts.views.attention_times import call_table
-from scripts.views.data import select
 from scripts.views.own import own_rows
 
 
 def answers(tables: Tables) -> Found:
     """The section's answers."""
     table, ablations, steps = tables["flash"], tables["flash_ablation"], tables["end_to_end"]
-    found = availability(table)
-    cells = call_table(table)
+    why, cells = availability(table), call_table(table)
     return {
-        "measured": found["measured"],
+        "measured": not why,
         "on_gpu": our_implementation(table) == "triton",
-        "rep": int(table["rep"].min()) if found["measured"] else None,
-        "against_plain": against_plain(table, cells, found),
+        "rep": int(table["rep"].min()) if not why else None,
+        "against_plain": against_plain(table, cells, why),
         "peers": peers(table, cells),
         "leaderboard": leaderboard(table, cells, ablations),
         "in_the_model": in_the_model(steps, tables["kernel_profile"]),
         "ablation": ablation(ablations),
         **(own(table, cells) if own_rows(table).any() else {}),
-        "board": by_handout(select(table, compiled_call=True)),
+        "board": by_handout(table),
         "rival": next_to_the_fastest(cells),
         "gained": most_gained(steps),
     }

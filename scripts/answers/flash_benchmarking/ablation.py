@@ -1,13 +1,15 @@
 """The gain from each design decision of the Triton kernels, for `flash_benchmarking`."""
 
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
-from scripts.rendering.answer import Answer, Captioned, least_and_most, say
-from scripts.rendering.markup import Table, fixed_point
-from scripts.views.data import one, select
-from scripts.views.spread import MARKS, mark, marked
+from scripts.rendering.answer import NOTHING, Answer, Captioned, least_and_most, say
+from scripts.rendering.grid import Columns, grid
+from scripts.rendering.markup import Table, Typst, fixed_point
+from scripts.views.data import flat, select
+from scripts.views.spread import MARKS, mark
 
 DECISIONS = {
+    "nothing": "unchanged / ms",
     "descriptors": "tiles loaded by pointers",
     "preprocess": "L and D recomputed for every tile",
     "register_limit": "no limit on registers",
@@ -18,27 +20,19 @@ DECISIONS = {
     "matrix_units": "matmuls on the fp32 units",
 }
 """The table's name for each reverted decision."""
-PHASES = ("forward", "backward")
+PHASES = ["forward", "backward"]
 
 
 def ablation(table: DataFrame) -> Answer:
     """One decision reverted at a time, in each precision."""
-    rows = {name: select(table, precision=name) for name in ("bf16", "fp32")}
-    rows = {name: own for name, own in rows.items() if len(select(own, metric="forward"))}
-    if not rows:
+    rows = passes(table)
+    if not len(rows):
         return Answer("Design decisions", missing="Not measured: the kernels need a GPU.")
-    costs = [
-        say(
-            "In {name}, _{costly}_ costs most: {gain:span times} the time.",
-            name=name,
-            costly=DECISIONS.get(str(medians.idxmax())) if len(medians) else None,
-            gain=least_and_most(worth.get_group(medians.idxmax())) if len(medians) else None,
-        )
-        for name, own in rows.items()
-        for worth in [worths(own).groupby("without")["worth"]]
-        for medians in [worth.median()]
+    costs = [costliest(own) for _, own in rows.groupby("precision")]
+    lengths = [
+        f"{name}: {own['heads'].max()} heads of {own['sequence'].max()} tokens"
+        for name, own in rows.groupby("precision")
     ]
-    lengths = [f"{name}: {own['heads'].max()} heads of {own['sequence'].max()} tokens" for name, own in rows.items()]
     return Answer(
         asked="Design decisions",
         verdict=costs[0],
@@ -49,34 +43,47 @@ def ablation(table: DataFrame) -> Answer:
             f"{', '.join(lengths)}.",
             legend={"–": "–: does not apply", **MARKS},
         ),
-        reason=say(
-            "Each decision is reverted alone, with the tiles that were chosen for it. If these tiles no longer "
-            "suit, the ratio is far larger than in kernels tuned without the decision."
-        ),
+        reason="Each decision is reverted alone, with the tiles that were chosen for it. If these tiles no longer "
+        "suit, the ratio is far larger than in kernels tuned without the decision.",
     )
 
 
-def worths(rows: DataFrame) -> DataFrame:
-    """The rows of passes with a decision reverted, and their `worth`: their time over that of the kernels as is."""
-    timed = rows[rows["metric"].isin(PHASES) & (rows["status"] == "ok")]
-    usual = select(timed, without="nothing")[["metric", "d", "median"]]
-    both = timed[timed["without"].isin(list(DECISIONS))].merge(usual, on=["metric", "d"], suffixes=("", "_usual"))
-    return both.assign(worth=both["median"] / both["median_usual"])
+def passes(table: DataFrame) -> DataFrame:
+    """The timed passes, and their `worth`: their time over that of the kernels with nothing reverted."""
+    keys = ["precision", "d", "metric"]
+    timed = table[table["metric"].isin(PHASES) & (table["status"] == "ok") & table["without"].isin(list(DECISIONS))]
+    usual = select(timed, without="nothing").set_index(keys)["median"].rename("usual")
+    timed = timed.join(usual, on=keys)
+    return timed.assign(worth=timed["median"] / timed["usual"])
 
 
-def ablation_table(rows: dict[str, DataFrame]) -> Table:
+def costliest(rows: DataFrame) -> Typst:
+    """The decision of one precision whose reversal costs most."""
+    worth = rows[rows["without"] != "nothing"].dropna(subset="worth").groupby("without")["worth"]
+    if not worth.ngroups:
+        return NOTHING
+    decision = worth.median().idxmax()
+    return say(
+        "In {name}, _{costly}_ costs most: {gain:span times} the time.",
+        name=rows["precision"].iloc[0],
+        costly=DECISIONS[str(decision)],
+        gain=least_and_most(worth.get_group(decision)),
+    )
+
+
+def ablation_table(rows: DataFrame) -> Table:
     """One line per decision, after the times with all of them."""
-    every = {name: worths(own) for name, own in rows.items()}
-    columns = [(name, d, phase) for name, own in rows.items() for d in sorted(set(own["d"])) for phase in PHASES]
-
-    def gain(row: Series | None) -> str:
-        return "–" if row is None else fixed_point(row["worth"], 2, f"×{mark(row)}")
-
-    usual = (one(rows[name], without="nothing", metric=phase, d=d) for name, d, phase in columns)
-    body = [["unchanged / ms", *(marked(row, 2) or "–" for row in usual)]]
-    for decision, title in DECISIONS.items():
-        changed = (one(every[name], without=decision, metric=phase, d=d) for name, d, phase in columns)
-        cells = list(map(gain, changed))
-        body += [[title, *cells]] if any(cell != "–" for cell in cells) else []
-    groups = [("", 1), *((f"{name}, d = {d}", len(PHASES)) for name, d, phase in columns if phase == PHASES[0])]
-    return Table(["reverted", *[*PHASES] * (len(columns) // 2)], body, groups=groups)
+    texts = [
+        fixed_point(row["median"], 2, mark(row))
+        if row["without"] == "nothing"
+        else fixed_point(row["worth"], 2, f"×{mark(row)}")
+        for _, row in rows.iterrows()
+    ]
+    rows = rows.assign(text=texts)
+    wide = flat(rows.pivot(index="without", columns=["precision", "d", "metric"], values="text"))
+    lines = wide.reindex([name for name in DECISIONS if name in wide.index])
+    columns: Columns = {"": {"reverted": "{title}"}} | {
+        f"{precision}, d = {d}": {phase: f"{{{precision} {d} {phase}}}" for phase in PHASES}
+        for precision, d in sorted(set(zip(rows["precision"], rows["d"], strict=True)))
+    }
+    return grid(lines.assign(title=lines.index.map(DECISIONS)), columns)

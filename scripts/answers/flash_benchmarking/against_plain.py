@@ -1,6 +1,5 @@
 """Our attention against plain attention over the handout's grid, for `flash_benchmarking`."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from pandas import DataFrame, Series
@@ -17,12 +16,12 @@ REFERENCE_D = 64
 HIDDEN = {NONE: f"{NONE}: host-bound, so the device's time is unknown"}
 
 
-def against_plain(table: DataFrame, cells: DataFrame, found: Mapping[str, Any]) -> Answer:
+def against_plain(table: DataFrame, cells: DataFrame, why: str) -> Answer:
     """Every length and head dimension, in both precisions."""
     ours, asked = our_implementation(table), "Ours against plain attention"
     alone, known = select(table, **ONE_HEAD), select(cells, **ONE_HEAD)
-    if not found["measured"] or not len(known):
-        return Answer(asked, missing=f"Not measured on this machine: {found.get('why', 'not run')}.")
+    if why or not len(known):
+        return Answer(asked, missing=f"Not measured on this machine: {why or 'not run'}.")
     met = select(duels(known, ours), implementation="plain")
     dimensions = sorted(set(known["d"]))
     d = REFERENCE_D if REFERENCE_D in dimensions else max(dimensions)
@@ -54,18 +53,18 @@ def against_plain(table: DataFrame, cells: DataFrame, found: Mapping[str, Any]) 
         ),
         evidence=shown.pop(d),
         reason="" if other is None else units(table),
-        details=[*shown.values(), "flash_throughput"],
+        details=list(shown.values()),
     )
 
 
 def in_fp32(met: DataFrame, longest: Series | None) -> Typst:
     """The ratio at the longest sequence, and the shapes at which ours is slower on the device than plain attention."""
     fp32 = select(met, precision="fp32")
-    slower = sum(faster is False for faster in fp32["faster"])
+    slower = int(fp32["lost"].sum())
     return say(
         "In fp32 our attention is {row[ratio]:times} as fast at {row[sequence]} tokens"
         + (", slower at {slower} of {all} shapes." if slower else "."),
-        row=longest if longest is not None and longest["faster"] else None,
+        row=longest if longest is not None and longest["won"] else None,
         slower=slower,
         all=len(fp32),
     )

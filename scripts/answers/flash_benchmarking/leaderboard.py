@@ -15,7 +15,7 @@ from scripts.views.attention_calls import OURS, titles, with_kernels_for_hopper
 from scripts.views.attention_times import duels, strongest
 from scripts.views.data import one, reason, select, statistic
 from scripts.views.spread import MARKS, mark, marked
-from scripts.views.verdicts import against
+from scripts.views.verdicts import Speed, against
 
 COURSE_RECORD_MS = 5.364
 """Forward and backward at d 64 on one H100: the 2025 leaderboard's best entry."""
@@ -33,28 +33,24 @@ BOARD: Columns = {
 }
 
 
-def board_row(cells: DataFrame) -> Series | None:
-    """Our cell of the leaderboard."""
-    return one(cells, compiled_call=True, implementation=OURS, d=REFERENCE_D)
-
-
 def leaderboard(table: DataFrame, cells: DataFrame, ablations: DataFrame) -> Answer:
     """Both head dimensions, by every implementation."""
     rows, known = select(table, compiled_call=True), select(cells, compiled_call=True)
-    ours = board_row(cells)
-    if ours is None:
+    if one(known, implementation=OURS, d=REFERENCE_D) is None:
         return Answer("Leaderboard of 2025", missing="Not measured: its cell needs a GPU.")
     names = titles(rows) | {OURS: ours_by_kernels(rows)}
-    dimensions = sorted(set(rows["d"]))
-    facts = Facts(mine=by_handout(rows), record=str(COURSE_RECORD_MS))
+    facts = Facts(mine=by_handout(table), record=str(COURSE_RECORD_MS))
+    speeds = {int(d): against_fastest(cells, d) for d in sorted(set(rows["d"]))}
     return Answer(
         asked="Leaderboard of 2025",
         verdict=facts.say(
             "At d = 64 ours takes {mine[mean]:ms}; the course’s record, in Triton on an H100, is {record} ms."
         ),
-        more=say(*(against_fastest(known, names, int(d), aside=not place) for place, d in enumerate(dimensions))),
+        more=say(
+            *(speed.sentence("ours", names[rival], f"at d = {d}") for d, (rival, speed) in speeds.items() if rival)
+        ),
         evidence=Captioned(
-            board_table(rows, known, names, dimensions),
+            board_table(rows, known, names),
             "Batch 1, 16 heads, 16\u202f384 tokens, bf16, causal, through torch.compile; clock and power are medians.",
             legend=MARKS,
         ),
@@ -71,45 +67,34 @@ def leaderboard(table: DataFrame, cells: DataFrame, ablations: DataFrame) -> Ans
 
 def ours_by_kernels(rows: DataFrame) -> str:
     """The name of our implementation, with the language of its kernels if their names show it."""
-    told = select(with_kernels_for_hopper(rows), metric="launches", implementation=OURS)["for_hopper"]
-    return "ours" if not len(told) or told.nunique() > 1 else "ours (Gluon)" if told.all() else "ours (Triton)"
+    gluon = select(with_kernels_for_hopper(rows), metric="launches", implementation=OURS)["for_hopper"]
+    return "ours" if not len(gluon) or gluon.nunique() > 1 else "ours (Gluon)" if gluon.all() else "ours (Triton)"
 
 
-def against_fastest(known: DataFrame, names: dict[str, str], d: int, *, aside: bool) -> Typst:
-    """Ours against the fastest measured library, at one head dimension; `aside` names it as the fastest."""
-    here = select(known, d=d)
-    rival = strongest(duels(here, OURS), LIBRARIES)
-    if rival is None:
-        return NOTHING
-    told = against(*(one(here, implementation=name) for name in (OURS, rival)))
-    title = f"{names[rival]}, the fastest library measured" if aside else names[rival]
-    if told.verdict == SAME:
-        return say("At d = {d} it is on par with {title}.", d=d, title=title)
-    return told.sentence("ours", title, f"at d = {d}")
+def against_fastest(cells: DataFrame, d: int) -> tuple[str, Speed]:
+    """The fastest measured library at one head dimension of the leaderboard, and ours against it."""
+    here = select(cells, compiled_call=True, d=d)
+    rival = strongest(duels(here, OURS), LIBRARIES) or ""
+    return rival, against(*(one(here, implementation=name) for name in (OURS, rival)))
 
 
 def next_to_the_fastest(cells: DataFrame) -> Typst:
     """Ours against the fastest library, short enough for a tile."""
-    here = select(cells, compiled_call=True, d=REFERENCE_D)
-    rival = strongest(duels(here, OURS), LIBRARIES)
-    told = against(*(one(here, implementation=name) for name in (OURS, rival)))
+    rival, speed = against_fastest(cells, REFERENCE_D)
     name = contender_of(rival).title if rival else ""
-    if told.verdict == SAME:
+    if speed.verdict == SAME:
         return say("on par with {name}", name=name)
-    return say("{name} takes {ratio:times} the time" if told.faster else "", name=name, ratio=told.ratio)
+    return say("{name} takes {ratio:times} the time" if speed.faster else "", name=name, ratio=speed.ratio)
 
 
-def board_table(rows: DataFrame, known: DataFrame, names: dict[str, str], dimensions: list[int]) -> Table:
+def board_table(rows: DataFrame, known: DataFrame, names: dict[str, str]) -> Table:
     """One line per implementation and head dimension."""
     lines: list[dict[str, Any]] = []
-    for d in dimensions:
+    for d in sorted(set(rows["d"])):
         for name, title in names.items():
             own, cell = select(rows, implementation=name, d=d), one(known, implementation=name, d=d)
-            line: dict[str, Any] = {
-                "heading": f"d = {d}",
-                "title": title,
-                "message": reason(own) if cell is None else "",
-            }
+            line: dict[str, Any] = {"heading": f"d = {d}", "title": title}
+            line["message"] = reason(own) if cell is None else ""
             if cell is not None:
                 flops = flash_flops("forward_backward", *cell[["batch_size", "heads", "sequence", "d"]], causal=True)
                 line |= {each: marked(one(own, metric=each), 2) or "–" for each in ("forward", "backward")}
@@ -122,9 +107,9 @@ def board_table(rows: DataFrame, known: DataFrame, names: dict[str, str], dimens
     return grid(DataFrame(lines), BOARD, by="heading")
 
 
-def by_handout(rows: DataFrame) -> Series | None:
+def by_handout(table: DataFrame) -> Series | None:
     """Our time by the handout's protocol."""
-    return one(rows, metric="handout", implementation=OURS, d=REFERENCE_D)
+    return one(table, compiled_call=True, metric="handout", implementation=OURS, d=REFERENCE_D)
 
 
 def by_triton(rows: DataFrame, ablations: DataFrame) -> Typst:

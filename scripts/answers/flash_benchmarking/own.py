@@ -1,14 +1,12 @@
 """A user's own attention against the fastest other implementation, for `flash_benchmarking`."""
 
-from typing import Any
-
 from pandas import DataFrame, Series
 
 from cs336_systems.experiments.flash import contender_of
 from cs336_systems.implementations import PARAMETER
 from scripts.rendering.answer import Answer, Captioned, say
 from scripts.rendering.grid import Columns, grid
-from scripts.rendering.markup import LONGEST_TABLE, Table
+from scripts.rendering.markup import LONGEST_TABLE
 from scripts.views.attention_calls import PASSES, titles, without_own
 from scripts.views.attention_times import SHAPE
 from scripts.views.data import first, one, reason, select
@@ -16,7 +14,6 @@ from scripts.views.own import own_rows
 from scripts.views.spread import MARKS, marked
 from scripts.views.verdicts import Speed, against
 
-ORDER = ["compiled_call", "precision", "causal", "d", "sequence", "batch_size", "heads"]
 MOST_TELLING = {"compiled_call": False, "causal": False, "sequence": False, "d": True}
 """Sort key of shapes: the leaderboard's first, then the longest sequence."""
 OWN: Columns = {
@@ -44,26 +41,25 @@ def own(table: DataFrame, known: DataFrame) -> dict[str, Answer]:
 
 def answer(table: DataFrame, known: DataFrame, cells: DataFrame) -> Answer:
     """A user's implementation at the most informative shape, and at all others."""
-    cell = cells.sort_values(list(MOST_TELLING), ascending=list(MOST_TELLING.values())).iloc[0]
-    title = titles(table)[cell[PARAMETER]]
-    mine, rival, told = met(known, cell)
+    cells = cells.sort_values(list(MOST_TELLING), ascending=list(MOST_TELLING.values()))
+    cell, title = cells.iloc[0], titles(table)[cells[PARAMETER].iloc[0]]
+    mine, rival, speed = met(known, cell)
     shape = f"{cell['batch_size'] * cell['heads']} × {cell['sequence']} tokens, d = {cell['d']}, {cell['precision']}"
-    shown = own_table(table, known, cells.sort_values(ORDER))
     evidence = Captioned(
-        shown,
+        grid(DataFrame([line(table, known, each) for _, each in cells.iterrows()]), OWN, text_columns=5),
         f"{title} against the fastest of the others at every shape: medians, both passes of the fastest and the ratio "
         "on the device.",
         long=True,
         legend=MARKS,
     )
-    short = len(shown.rows) <= LONGEST_TABLE
+    long = len(cells) > LONGEST_TABLE
     return Answer(
         asked=f"Your own attention, {title}",
         verdict=say("{title} takes {mine[median]:ms}.", title=title, mine=mine),
-        more=told.sentence(f"your {title}", name_of(rival), f"at {shape}"),
-        evidence=[evidence] if short else [],
-        details=[] if short else [evidence],
+        more=speed.sentence(f"your {title}", name_of(rival), f"at {shape}"),
         missing=f"{title}, at {shape}: {reason(rows_of(table, cell))}.",
+        evidence=[] if long else evidence,
+        details=evidence if long else [],
     )
 
 
@@ -84,15 +80,17 @@ def name_of(cell: Series | None) -> str:
     return "–" if cell is None else contender_of(cell[PARAMETER]).title
 
 
-def own_table(table: DataFrame, known: DataFrame, cells: DataFrame) -> Table:
-    """One line per cell."""
-    lines = []
-    for _, cell in cells.iterrows():
-        mine, rival, told = met(known, cell)
-        rows = rows_of(table, cell)
-        line: dict[str, Any] = {**cell, "how": cell["precision"] + (", compiled" if cell["compiled_call"] else "")}
-        line |= {"mask": "causal" if cell["causal"] else "none", "message": reason(rows) if mine is None else ""}
-        line |= {each: marked(one(rows, metric=each)) or "–" for each in PASSES}
-        line |= {"rival": name_of(rival), "theirs": None if rival is None else rival["median"]}
-        lines.append(line | {"ratio": None if told.why else told.ratio})
-    return grid(DataFrame(lines), OWN, text_columns=5)
+def line(table: DataFrame, known: DataFrame, cell: Series) -> dict[str, object]:
+    """The table's line of a cell."""
+    mine, rival, speed = met(known, cell)
+    rows = rows_of(table, cell)
+    return {
+        **cell,
+        "how": cell["precision"] + (", compiled" if cell["compiled_call"] else ""),
+        "mask": "causal" if cell["causal"] else "none",
+        "message": reason(rows) if mine is None else "",
+        **{each: marked(one(rows, metric=each)) or "–" for each in PASSES},
+        "rival": name_of(rival),
+        "theirs": None if rival is None else rival["median"],
+        "ratio": None if speed.why else speed.ratio,
+    }
