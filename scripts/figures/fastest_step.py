@@ -1,14 +1,13 @@
 """The fastest step in time: when each kind of kernel ran, on whatever stream, and for how long."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from matplotlib.figure import Figure
 
 from cs336_systems.measure.intervals import covered
 from cs336_systems.measure.kernel_names import CATEGORIES
 from cs336_systems.measure.trace import Kernel, Stage, Trace
-from scripts.figures.kernel_timeline import MICROSECONDS, category_of, draw_window, read
+from scripts.figures.kernel_timeline import MICROSECONDS, category_of, draw_lanes, read
 from scripts.rendering.style import subplots
 
 OTHER = CATEGORIES[-1]
@@ -24,7 +23,7 @@ def draw(trace: str) -> Figure:
     begin, end = min(kernel.start for kernel in step.kernels), max(kernel.end for kernel in step.kernels)
     lanes = lanes_of(step.kernels)
     figure, (axes,) = subplots(height=0.9 + 0.19 * len(lanes))
-    draw_window(axes, replace(step, stages=passes(step, begin, end)), lanes, (begin, end), begin)
+    draw_lanes(axes, passes(step, begin, end), lanes, (begin, end))
     idle = end - begin - covered((kernel.start, kernel.end) for kernel in step.kernels)
     axes.set_xlabel(f"ms since the first kernel began; for {idle / MICROSECONDS:.1f} ms nothing runs")
     return figure

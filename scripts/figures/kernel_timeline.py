@@ -1,6 +1,6 @@
 """One step over time: when the host launched kernels, when the device ran each kind of kernel, and the stages."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy
@@ -10,18 +10,16 @@ from numpy.typing import NDArray
 
 from cs336_systems.measure.intervals import merge
 from cs336_systems.measure.kernel_names import CATEGORIES, categorize
-from cs336_systems.measure.trace import Kernel, Trace, attribute
+from cs336_systems.measure.trace import Kernel, Stage, Trace, attribute
 from cs336_systems.measure.trace_file import read_trace
 from scripts.rendering.style import COLOURS, NotDrawn, annotate, subplots
 
 MICROSECONDS = 1e3
 """Per unit of the time axis, a millisecond."""
-ZOOM = 0.02
-"""The part of the step in the lower panel on each side of the loss, or of the middle."""
 RESOLUTION = 1 / 2000
-"""Width of a launch, which has no duration, as a share of its panel."""
+"""Width of a launch, which has no duration, as a share of the step."""
 BINS = 200
-"""Number of parts of a panel; in each, a lane's height is its busy share."""
+"""Number of parts of the step; in each, a lane's height is its busy share."""
 SHADES = ["0.90", "0.97"]
 """Alternating background colours of the stages."""
 EDGE = 0.05
@@ -31,20 +29,14 @@ LANE = 0.8
 
 
 def draw(trace: str) -> Figure:
-    """Two panels, the whole step and the part around the loss; a lane for each host thread and kind of kernel."""
+    """A lane for each host thread and kind of kernel."""
     step = read(trace)
     begin = step.stages[0].start
     end = max([step.stages[-1].end, *(kernel.end for kernel in step.kernels)])
     lanes = lanes_of(step)
-    figure, panels = subplots(rows=2, height=1.2 + 0.19 * 2 * len(lanes))
-    around = next((stage for stage in step.stages if stage.name == "loss"), None)
-    middle = (around.start + around.end) / 2 if around else (begin + end) / 2
-    half = ZOOM * (end - begin) + ((around.end - around.start) / 2 if around else 0)
-    windows = [(begin, end), (max(begin, middle - half), min(end, middle + half))]
-    for axes, window in zip(panels, windows, strict=True):
-        draw_window(axes, step, lanes, window, begin)
-    panels[0].set_title("the whole step")
-    panels[1].set(title="around the loss" if around else "in the middle", xlabel="ms since the step began")
+    figure, (axes,) = subplots(height=0.9 + 0.19 * len(lanes))
+    draw_lanes(axes, step.stages, lanes, (begin, end))
+    axes.set(title="the whole step", xlabel="ms since the step began")
     return figure
 
 
@@ -61,21 +53,17 @@ def read(trace: str) -> Trace:
 
 
 def lanes_of(trace: Trace) -> dict[str, list[tuple[float, float]]]:
-    """The intervals of each lane, by its label: launches by thread, then kernels by category and stream."""
+    """The intervals of each lane, by its label: launches by thread, then kernels by category."""
     lanes: dict[str, list[tuple[float, float]]] = {}
     if trace.on_device:
         threads = list(dict.fromkeys(kernel.thread for kernel in trace.kernels if kernel.thread))
         for number, thread in enumerate(threads):
             label = "launches" if number == 0 else "launches by autograd" + (f" ({number})" if number > 1 else "")
             lanes[label] = [(kernel.launched, kernel.launched) for kernel in trace.kernels if kernel.thread == thread]
-    streams = sorted({kernel.lane for kernel in trace.kernels})
-    for stream in streams:
-        for category in CATEGORIES:
-            kernels = [kernel for kernel in trace.kernels if kernel.lane == stream and category_of(kernel) == category]
-            if kernels:
-                lanes[category if len(streams) == 1 else f"{category}, {stream}"] = [
-                    (kernel.start, kernel.start + kernel.duration) for kernel in kernels
-                ]
+    for category in CATEGORIES:
+        kernels = [kernel for kernel in trace.kernels if category_of(kernel) == category]
+        if kernels:
+            lanes[category] = [(kernel.start, kernel.start + kernel.duration) for kernel in kernels]
     return lanes
 
 
@@ -85,32 +73,27 @@ def category_of(kernel: Kernel) -> str:
     return categorize(kernel.name, operator=kernel.operator, stage=stage, range_=kernel.range)
 
 
-def draw_window(
-    axes: Axes, trace: Trace, lanes: dict[str, list[tuple[float, float]]], window: tuple[float, float], origin: float
+def draw_lanes(
+    axes: Axes, stages: Sequence[Stage], lanes: dict[str, list[tuple[float, float]]], window: tuple[float, float]
 ) -> None:
-    """The part that falls into a window of time, µs."""
+    """The lanes of a step from its begin to its end, µs, and its stages behind them."""
     start, end = window
     least = RESOLUTION * (end - start)
-    labels = list(lanes)
-    for row, label in enumerate(labels):
-        heights = busy_shares(merge(visible(lanes[label], window, least)), window)
-        edges = (numpy.linspace(start, end, BINS + 1) - origin) / MICROSECONDS
+    edges = numpy.linspace(0, end - start, BINS + 1) / MICROSECONDS
+    for row, (label, intervals) in enumerate(lanes.items()):
+        heights = busy_shares(merge((left, max(right, left + least)) for left, right in intervals), window)
         colour = COLOURS[6] if label.startswith("launches") else COLOURS[0]
         axes.stairs(row + LANE / 2 - LANE * heights, edges, baseline=row + LANE / 2, fill=True, color=colour)
-    for number, stage in enumerate(trace.stages):
-        left, right = max(stage.start, start), min(stage.end, end)
-        if left < right:
-            axes.axvspan(
-                (left - origin) / MICROSECONDS, (right - origin) / MICROSECONDS, color=SHADES[number % 2], zorder=0
-            )
-            middle = (left + right) / 2
-            # The name of a narrow stage at an edge is kept inside the panel.
-            share = (middle - start) / (end - start)
-            side = "left" if share < EDGE else "right" if share > 1 - EDGE else "center"
-            annotate(axes, ((middle - origin) / MICROSECONDS, -0.6), stage.name, ha=side)
-    axes.set_xlim((start - origin) / MICROSECONDS, (end - origin) / MICROSECONDS)
-    axes.set_ylim(len(labels) - 0.4, -1.3)
-    axes.set_yticks(range(len(labels)), labels, fontsize=7)
+    for number, stage in enumerate(stages):
+        left, right = (stage.start - start) / MICROSECONDS, (min(stage.end, end) - start) / MICROSECONDS
+        axes.axvspan(left, right, color=SHADES[number % 2], zorder=0)
+        # The name of a narrow stage at an edge is kept inside the panel.
+        share = (left + right) / 2 / edges[-1]
+        side = "left" if share < EDGE else "right" if share > 1 - EDGE else "center"
+        annotate(axes, ((left + right) / 2, -0.6), stage.name, ha=side)
+    axes.set_xlim(0, edges[-1])
+    axes.set_ylim(len(lanes) - 0.4, -1.3)
+    axes.set_yticks(range(len(lanes)), list(lanes), fontsize=7)
     axes.grid(axis="y", visible=False)
 
 
@@ -120,12 +103,3 @@ def busy_shares(intervals: Iterable[tuple[float, float]], window: tuple[float, f
     edges = numpy.linspace(*window, BINS + 1)
     covered = (numpy.clip(edges[:, None], ends[:, 0], ends[:, 1]) - ends[:, 0]).sum(axis=1)
     return numpy.diff(covered) / numpy.diff(edges)
-
-
-def visible(
-    intervals: Iterable[tuple[float, float]], window: tuple[float, float], least: float
-) -> Iterable[tuple[float, float]]:
-    """The parts of intervals that lie within a window, each wide enough to be visible."""
-    for left, right in intervals:
-        if right >= window[0] and left <= window[1]:
-            yield max(left, window[0]), min(max(right, left + least), window[1])

@@ -5,7 +5,7 @@ import pytest
 from cs336_systems.measure.compact_trace import write_events
 from cs336_systems.measure.trace import attribute, read_events
 from scripts.figures import fastest_step
-from scripts.figures.kernel_timeline import BINS, busy_shares, category_of, draw, lanes_of, visible
+from scripts.figures.kernel_timeline import BINS, busy_shares, category_of, draw, lanes_of
 from scripts.rendering.style import NotDrawn
 from tests.samples import ROOT
 from tests.traces import FOLDER
@@ -18,16 +18,6 @@ def test_every_kernel_is_in_one_lane_and_every_launch_in_one():
     assert {"matmul", "softmax", "elementwise", "normalization", "optimizer"} <= set(lanes)
     launches = sum(len(lane) for name, lane in lanes.items() if name.startswith("launches"))
     assert launches == sum(map(len, lanes.values())) - launches == len(trace.kernels)
-
-
-def test_streams_have_lanes_of_their_own():
-    lanes = lanes_of(attribute(read_events(FOLDER / "two_streams.json.gz")))
-    assert sum(name.startswith("matmul, stream ") for name in lanes) == 2
-
-
-def test_what_is_drawn_lies_in_the_window_and_is_wide_enough_to_be_seen():
-    intervals = [(0.0, 1.0), (1.5, 1.5), (1.9, 4.0), (5.0, 6.0)]
-    assert list(visible(intervals, (0.5, 3.0), 0.2)) == [(0.5, 1.0), (1.5, 1.7), (1.9, 3.0)]
 
 
 def test_a_lane_is_as_high_as_the_share_of_time_that_it_is_busy():
