@@ -1,10 +1,8 @@
 """Answers to `benchmarking_script`: step times, host overhead, spread, and the effect of warm-up."""
 
-from itertools import product
-from math import nan
 from typing import Any
 
-from pandas import DataFrame, Series
+from pandas import DataFrame, MultiIndex, Series
 
 from cs336_systems.accounting.transformer import parameters
 from cs336_systems.compare.speed import HOST_BOUND
@@ -23,13 +21,14 @@ from scripts.rendering.answer import (
 )
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, mean_std
-from scripts.views.data import PHASES, PRECISIONS, first, last, reason, reference_context, select, size_order, statistic
+from scripts.views.data import MODES, PHASES, first, last, reason, reference_context, select, small_to_large
 from scripts.views.spread import WIDE
 from scripts.views.steps import most_complete, per_launch, steady, step_table, utilization
 from scripts.views.verdicts import RULE
 
 NOTICEABLE = 0.05
 """A first timed step counts as different if it exceeds every other step of its run by more than this share."""
+CELL = ["size", "label", "vocab_size", "context", "precision"]
 TIMES: Columns = {
     "": {"size": "{shown}", "weights / M": "{weights:,.0f}", "precision": "{precision}"},
     "mean ± std / ms": {name: f"{{{name}}}" for name in ("inference", "forward", "backward")}
@@ -231,40 +230,39 @@ def times_table(table: DataFrame, eager: DataFrame, reference: int | None) -> Ta
 
     For a size not measured at the reference context, its longest context.
     """
-    lines: list[dict[str, Any]] = []
-    for size, precision in product(size_order(table), PRECISIONS):
-        contexts = select(table, size=size)["context"]
-        context = reference if reference in set(contexts) else int(contexts.max())
-        cell = {"size": size, "context": context, "precision": precision}
-        rows = select(table, **cell)
-        rows = rows[rows["warmup"] == rows["warmup"].max()]
-        for _, row in rows.head(1).iterrows():
-            weights = parameters(parse_size(size), int(row["vocab_size"])) / 1e6
-            shown = row["label"] if context == reference else f"{row['label']} at {context}"
-            line = {"shown": shown, "weights": weights, "precision": precision, "lost": reason(rows, mode="train_step")}
-            line |= {"inference": mean_and_std(rows, "forward", "inference")}
-            line |= {phase: phase_statistics(rows, phase) for phase in PHASES}
-            line |= {"step": nan, "busy": nan, "host_bound": False, "utilization": nan}
-            whole = select(most_complete(eager), **cell)[["step", "busy", "host_bound", "utilization"]]
-            lines.append({**line, **dict(*[step for _, step in whole.iterrows()])})
-    found = DataFrame(lines)
-    for name in ("inference", *PHASES) if lines else ():
-        lost = "–" if name == "inference" else found["lost"]
-        texts = Series(mean_std(list(found[name])))
-        found[name] = texts.where(texts != "", lost)
-    return grid(found, TIMES)
+    contexts = {
+        size: reference if reference in set(rows["context"]) else rows["context"].max()
+        for size, rows in table.groupby("size")
+    }
+    rows = table[table["context"] == table["size"].map(contexts)]
+    rows = rows[rows["warmup"] == rows.groupby(CELL)["warmup"].transform("max")]
+    lines = small_to_large(rows[CELL].drop_duplicates())
+    whole = most_complete(eager).set_index(CELL)[["step", "busy", "host_bound", "utilization"]]
+    lines = lines.join(whole, on=CELL)
+    timed = {phase: latest(rows[rows["mode"] != "inference"], phase) for phase in PHASES}
+    timed["inference"] = latest(select(rows, mode="inference"), "forward")
+    cells: Any = lines[CELL].to_dict("records")
+    lost = [reason(select(rows, **cell), mode="train_step") for cell in cells]
+    for name, phase in timed.items():
+        pairs = phase.reindex(MultiIndex.from_frame(lines[CELL]))
+        texts = Series(mean_std(list(zip(pairs["mean"], pairs["std"], strict=True))), lines.index, dtype=object)
+        lines[name] = texts.where(texts != "", "–" if name == "inference" else Series(lost, lines.index, dtype=object))
+    lines["shown"] = [
+        row["label"] if row["context"] == reference else f"{row['label']} at {row['context']}"
+        for _, row in lines.iterrows()
+    ]
+    lines["weights"] = [
+        parameters(parse_size(size), vocabulary) / 1e6
+        for size, vocabulary in zip(lines["size"], lines["vocab_size"], strict=True)
+    ]
+    return grid(lines, TIMES)
 
 
-def phase_statistics(rows: DataFrame, phase: str) -> tuple[float | None, float | None]:
-    """Mean and std of a phase, from the most complete measured kind of step."""
-    found = [mean_and_std(rows, phase, mode) for mode in ("train_step", "forward_backward", "forward")]
-    return next((pair for pair in found if pair[0] is not None), (None, None))
-
-
-def mean_and_std(rows: DataFrame, metric: str, mode: str) -> tuple[float | None, float | None]:
-    """Mean and std of a metric in one kind of step."""
-    wanted = {"mode": mode, "metric": metric}
-    return statistic(rows, "mean", **wanted), statistic(rows, "std", **wanted)
+def latest(rows: DataFrame, phase: str) -> DataFrame:
+    """Mean and std of a phase in each cell, from the most complete measured kind of step."""
+    timed = select(rows, metric=phase)
+    timed = timed.sort_values("mode", key=lambda modes: modes.map(list(MODES).index), kind="stable")
+    return timed.drop_duplicates(CELL, keep="last").set_index(CELL)[["mean", "std"]]
 
 
 def warmup_table(cold: DataFrame) -> Table:

@@ -9,7 +9,7 @@ from scripts.answers import flash_benchmarking
 from scripts.rendering.answer import Captioned, answers_of
 from scripts.stages.self_checks import all_checks
 from scripts.views.attention_calls import without_own
-from scripts.views.data import frame, one, select
+from scripts.views.data import frame, select
 from tests.samples import planned_cells, planned_rows, rows_of
 from tests.scripts.test_figures import figure_of
 from tests.support.faults import relabel, rows, scale
@@ -66,13 +66,17 @@ def test_they_are_in_every_table_and_figure_and_have_an_answer_each(h200):
     refused = [line for line in table_of(found["leaderboard"]).rows if line[0] == "wrong"]
     assert {cell for line in refused for cell in line[1:]} == {f"not measured: {WHY}"}
     mine, wrong = found["own_1"], found["own_2"]
-    ours = one(h200["flash"], metric="forward_backward", implementation="triton", **LEADERBOARD)["median"]
-    assert plain(mine.verdict) == f"mine takes {0.9 * ours:.2f} ms."
-    assert plain(mine.more) == "Your mine is 1.11× as fast as ours at 16 × 16384 tokens, d = 64, bf16."
-    whole = h200["flash"][h200["flash"]["metric"] == "wall"]
-    shapes = (len(whole) - len(without_own(whole))) / 2
-    assert len(table_of(mine).rows) == shapes
-    assert plain(wrong.headline) == f"wrong, at 16 × 16384 tokens, d = 64, bf16: not measured: {WHY}."
+    assert mine.asked == "Your mine against plain attention"
+    times = h200["flash"].query(
+        "metric == 'forward_backward' and d == 64 and sequence == 65536 and precision == 'bf16'"
+    )
+    times = select(times, compiled_call=False, heads=1).set_index("implementation")["median"]
+    told = (
+        f"Your mine is {times['plain'] / times[MINE]:.2f}× as fast as plain attention at 65 536 tokens, d = 64 (bf16)."
+    )
+    assert plain(mine.verdict) == told
+    assert len(table_of(mine).rows) == len(table_of(found["against_plain"]).rows)
+    assert plain(wrong.headline) == f"Not measured on this machine: {WHY}."
     assert "mine" in words(figure_of("flash_training", h200))
     assert [check for check in all_checks(h200) if check.outcome == "failed"] == []
 
@@ -94,11 +98,11 @@ def test_fp32_in_tf32_is_named(h200):
     )
     found = answers_of(flash_benchmarking.answers(h200 | {"flash": marked}))
     assert "mine (fp32 in TF32)" in [line[0] for line in table_of(found["peers"]).rows]
-    assert plain(found["own_1"].verdict).startswith("mine (fp32 in TF32) takes ")
+    assert plain(found["own_1"].verdict).startswith("Your mine (fp32 in TF32) is ")
 
 
 def test_on_a_cpu_they_are_compared_at_the_longest_sequence():
     tables = tables_of("smoke", "plain")
     mine = answers_of(flash_benchmarking.answers(tables))["own_1"]
-    assert plain(mine.more) == "Your mine is 1.11× as fast as plain at 1 × 512 tokens, d = 64, bf16."
+    assert plain(mine.verdict) == "Your mine is 1.11× as fast as plain attention at 512 tokens, d = 64 (bf16)."
     assert [check for check in all_checks(tables) if check.outcome == "failed"] == []

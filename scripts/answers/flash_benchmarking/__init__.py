@@ -4,11 +4,10 @@ from scripts.answers.flash_benchmarking.ablation import ablation
 from scripts.answers.flash_benchmarking.against_plain import against_plain
 from scripts.answers.flash_benchmarking.in_the_model import in_the_model, most_gained
 from scripts.answers.flash_benchmarking.leaderboard import by_handout, leaderboard, next_to_the_fastest
-from scripts.answers.flash_benchmarking.own import own
 from scripts.answers.flash_benchmarking.peers import peers
 from scripts.rendering.answer import Found, Tables, say
 from scripts.rendering.markup import Tile, Typst, milliseconds, times
-from scripts.views.attention_calls import availability, our_implementation
+from scripts.views.attention_calls import availability, our_implementation, titles
 from scripts.views.attention_times import call_table
 from scripts.views.own import own_rows
 
@@ -16,17 +15,22 @@ from scripts.views.own import own_rows
 def answers(tables: Tables) -> Found:
     """The section's answers."""
     table, ablations, steps = tables["flash"], tables["flash_ablation"], tables["end_to_end"]
-    why, cells = availability(table), call_table(table)
+    measured, cells = not availability(table), call_table(table)
+    ours, names = our_implementation(table), titles(table)
+    own = dict.fromkeys(table[own_rows(table)]["implementation"])
     return {
-        "measured": not why,
-        "on_gpu": our_implementation(table) == "triton",
-        "rep": int(table["rep"].min()) if not why else None,
-        "against_plain": against_plain(table, cells, why),
+        "measured": measured,
+        "on_gpu": ours == "triton",
+        "rep": int(table["rep"].min()) if measured else None,
+        "against_plain": against_plain(table, cells, ours, "our attention", "ours"),
         "peers": peers(table, cells),
         "leaderboard": leaderboard(table, cells, ablations),
         "in_the_model": in_the_model(steps, tables["kernel_profile"]),
         "ablation": ablation(ablations),
-        **(own(table, cells) if own_rows(table).any() else {}),
+        **{
+            f"own_{place}": against_plain(table, cells, name, f"your {names[name]}", names[name])
+            for place, name in enumerate(own, start=1)
+        },
         "board": by_handout(table),
         "rival": next_to_the_fastest(cells),
         "gained": most_gained(steps),

@@ -1,38 +1,41 @@
-"""Our attention against plain attention over the handout's grid, for `flash_benchmarking`."""
+"""An attention against plain attention over the handout's grid, for `flash_benchmarking`: ours, and a user's own."""
 
 from typing import Any
 
 from pandas import DataFrame, Series
 
-from scripts.rendering.answer import Answer, Captioned, say
+from scripts.rendering.answer import NOTHING, Answer, Captioned, say
 from scripts.rendering.grid import NONE, grid
 from scripts.rendering.markup import Table, Typst, finalize, with_unit
-from scripts.views.attention_calls import ONE_HEAD, PASSES, gain_of_products, our_implementation
+from scripts.views.attention_calls import ONE_HEAD, OURS, PASSES, availability, gain_of_products
 from scripts.views.attention_times import duels
-from scripts.views.data import measured_gpu, one, reason, select, statistic
+from scripts.views.data import last, measured_gpu, one, reason, select, statistic
 from scripts.views.spread import MARKS, mark, marked
 
 REFERENCE_D = 64
 HIDDEN = {NONE: f"{NONE}: host-bound, so the device's time is unknown"}
 
 
-def against_plain(table: DataFrame, cells: DataFrame, why: str) -> Answer:
-    """Every length and head dimension, in both precisions."""
-    ours, asked = our_implementation(table), "Ours against plain attention"
+def against_plain(table: DataFrame, cells: DataFrame, name: str, title: str, short: str) -> Answer:
+    """One implementation at every length and head dimension, in both precisions.
+
+    `title` names it in sentences, `short` in tables.
+    """
+    asked = f"{title[:1].upper()}{title[1:]} against plain attention"
     alone, known = select(table, **ONE_HEAD), select(cells, **ONE_HEAD)
-    if why or not len(known):
-        return Answer(asked, missing=f"Not measured on this machine: {why or 'not run'}.")
-    met = select(duels(known, ours), implementation="plain")
+    if why := availability(select(alone, implementation=name)):
+        return Answer(asked, missing=f"Not measured on this machine: {why.removeprefix('not timed: ')}.")
+    met = select(duels(known, name), implementation="plain")
     dimensions = sorted(set(known["d"]))
     d = REFERENCE_D if REFERENCE_D in dimensions else max(dimensions)
-    longest = {str(name): own.iloc[-1] for name, own in select(met, d=d).sort_values("sequence").groupby("precision")}
-    precision = min(longest, default="")  # bf16, if it was measured
-    cell, other = longest.get(precision), longest.get("fp32") if precision == "bf16" else None
+    by_length = select(met, d=d).sort_values("sequence")
+    low, full = (last(select(by_length, precision=precision)) for precision in ("bf16", "fp32"))
+    cell = full if low is None else low
     on_device = " Device: both passes on the device, replayed from a CUDA graph where the host is slower."
     on_device = on_device if table["gpu"].any() else ""
     shown = {
         each: Captioned(
-            grid_table(alone, known, met, each, ours),
+            grid_table(alone, known, met, each, {short: name, "plain": "plain"}),
             f"Medians, causal, one head, d = {each}, ms.{on_device}",
             legend=HIDDEN | MARKS,
         )
@@ -43,67 +46,70 @@ def against_plain(table: DataFrame, cells: DataFrame, why: str) -> Answer:
         verdict="Not compared with plain attention: the calls are host-bound."
         if cell is None
         else cell["speed"].sentence(
-            "our attention",
+            title,
             "plain attention",
-            Typst(f"at {finalize(cell['sequence'])} tokens, d = {d} ({precision})"),
+            Typst(f"at {finalize(cell['sequence'])} tokens, d = {d} ({cell['precision']})"),
         ),
         more=say(
-            "" if cell is None else memory(alone, ours, cell),
-            in_fp32(met, other),
+            NOTHING if cell is None else memory(alone, name, cell),
+            NOTHING if low is None else in_fp32(met, full, title),
         ),
         evidence=shown.pop(d),
-        reason="" if other is None else units(table),
+        reason=NOTHING if name != OURS or low is None or full is None else units(table),
         details=list(shown.values()),
     )
 
 
-def in_fp32(met: DataFrame, longest: Series | None) -> Typst:
-    """The ratio at the longest sequence, and the shapes at which ours is slower on the device than plain attention."""
+def in_fp32(met: DataFrame, longest: Series | None, title: str) -> Typst:
+    """The ratio at the longest sequence, and the shapes at which plain attention is faster on the device."""
     fp32 = select(met, precision="fp32")
     slower = int(fp32["lost"].sum())
     return say(
-        "In fp32 our attention is {row[ratio]:times} as fast at {row[sequence]} tokens"
+        "In fp32 {title} is {row[ratio]:times} as fast at {row[sequence]} tokens"
         + (", slower at {slower} of {all} shapes." if slower else "."),
+        title=title,
         row=longest if longest is not None and longest["won"] else None,
         slower=slower,
         all=len(fp32),
     )
 
 
-def memory(alone: DataFrame, ours: str, cell: Series) -> Typst:
-    """The peaks of ours and of plain attention."""
+def memory(alone: DataFrame, name: str, cell: Series) -> Typst:
+    """Its peak of memory and plain attention's."""
     shape = dict(cell[["sequence", "d", "precision"]])
-    peaks = [statistic(alone, "mean", metric="peak_memory", implementation=name, **shape) for name in (ours, "plain")]
+    peaks = [statistic(alone, "mean", metric="peak_memory", implementation=each, **shape) for each in (name, "plain")]
     texts = [peak and with_unit(*((peak, "MiB") if peak < 1024 else (peak / 1024, "GiB"))) for peak in peaks]
-    return say("Its memory peaks at {ours} there, plain attention's at {plain}.", ours=texts[0], plain=texts[1])
+    return say("Its memory peaks at {own} there, plain attention's at {plain}.", own=texts[0], plain=texts[1])
 
 
-def grid_table(alone: DataFrame, known: DataFrame, met: DataFrame, d: int, ours: str) -> Table:
-    """One line per length: every pass as called in one precision, and the device's time and the ratio in each."""
+def grid_table(alone: DataFrame, known: DataFrame, met: DataFrame, d: int, names: dict[str, str]) -> Table:
+    """One line per length: every pass as called in one precision, and the device's time and the ratio in each.
+
+    `names` are the implementations by their titles above the columns.
+    """
     precisions = [name for name in ("bf16", "fp32") if len(select(known, d=d, precision=name))]
-    names, on_gpu = {"ours": ours, "plain": "plain"}, bool(measured_gpu({"": alone}))
+    on_gpu, first = bool(measured_gpu({"": alone})), next(iter(names))
     columns: dict[str, dict[str, str] | str] = {"sequence": "{sequence}"}
-    for who in names:
-        columns[f"{precisions[0]}, {who}"] = {
-            title: f"{{{who} {each}}}" for title, each in zip(("forward", "backward", "both"), PASSES, strict=True)
-        }
+    for place, title in enumerate(names):
+        passes = zip(("forward", "backward", "both"), PASSES, strict=True)
+        columns[f"{precisions[0]}, {title}"] = {head: f"{{{each}{place}}}" for head, each in passes}
     for precision in precisions:
-        columns[f"{precision}, device"] = {who: f"{{{precision} {who}}}" for who in names} | {
-            "plain / ours": f"{{{precision} ratio:.1f}}×"
+        columns[f"{precision}, device"] = {title: f"{{{precision}{place}}}" for place, title in enumerate(names)} | {
+            f"plain / {first}": f"{{{precision}:.1f}}×"
         }
     lines = []
     for sequence in sorted(set(select(alone, d=d)["sequence"])):
         line: dict[str, Any] = {"sequence": sequence}
         for precision in precisions:
             cell = {"sequence": sequence, "d": d, "precision": precision}
-            told = one(met, **cell)
-            line[f"{precision} ratio"] = None if told is None else told["ratio"]
-            for who, name in names.items():
+            duel = one(met, **cell)
+            line[precision] = None if duel is None else duel["ratio"]
+            for place, name in enumerate(names.values()):
                 row = one(known, implementation=name, **cell) if on_gpu or precision != precisions[0] else None
-                line[f"{precision} {who}"] = device_time(row)
+                line[f"{precision}{place}"] = device_time(row)
                 own = select(alone, implementation=name, **cell)
                 for timed in PASSES if precision == precisions[0] else ():
-                    line[f"{who} {timed}"] = marked(one(own, metric=timed)) or reason(own)
+                    line[f"{timed}{place}"] = marked(one(own, metric=timed)) or reason(own)
         lines.append(line)
     return grid(DataFrame(lines), columns, text_columns=0)
 
