@@ -45,10 +45,12 @@ def tiles(found: Found) -> list[Tile]:
         meaning = say("{cell}; {rival}", cell=cell, rival=found["rival"]) or cell
         shown.append(Tile(milliseconds(board["mean"]), meaning))
     if gained is not None:
+        name = f"{gained['label']} at context {gained['context']} ({gained['precision']}{gained['how']})"
+        gain, sdpa = gained["against plain"].ratio, gained["against sdpa"].ratio
         step = say(
-            "{name} with our attention kernels instead of plain attention{sdpa}",
-            name=gained["name"],
-            sdpa=say("; PyTorch’s SDPA gains {gain:times}", gain=gained["sdpa_gain"]),
+            "{name} with our attention kernels instead of plain attention{others}",
+            name=name,
+            others=say("; PyTorch’s SDPA gains {gain:times}", gain=gain / sdpa if sdpa else None),
         )
-        shown.append(Tile(times(gained["plain"].ratio), step))
+        shown.append(Tile(times(gain), step))
     return shown
