@@ -47,62 +47,20 @@ from scripts.views.units import BYTE
 
 DIGITS = 1e-4
 """Relative rounding of samples that are kept with five digits, and of sums of them."""
-BETWEEN = 0.05
-"""Share by which a median bandwidth may differ from the times' percentiles: the two middle samples may be far apart."""
-WORKSPACE = 1.0
-"""MiB by which the libraries' memory may differ between cells of attention."""
-ALLOCATOR = 0.02
-"""Share by which an allocator's blocks may exceed the requested size."""
 MOMENT = 0.01
 """Relative difference of one moment's memory in two counts: libraries' workspaces, and the allocator's rounding."""
-OVERLAP = 0.002
-"""Share of a stage by which its kernels may overlap: one may start while the last blocks of another run."""
 UNATTRIBUTED = 0.01
 """The largest share of the kernels' time whose origin may be unknown."""
 UNCLASSIFIED = 0.02
 """The largest share of the memory at the peak that may be unclassified."""
-ACTIVATIONS = 0.02
-"""Relative difference of saved tensors: a library may save additional numbers."""
 CLOCKS = 0.01
 """Relative difference that clocks may make between times of steps that are equal."""
-BF16, FP8_UNIT = 2.0**-8, 2.0**-4
-"""The largest relative errors of rounding to bf16, and to FP8 with three bits of fraction."""
 FP8_WORK = EXTRA[0]
 """The part of a step, timed alone, of which the matmuls are in FP8."""
-ROUNDINGS = 8
-"""How many times its rounding the gradients of a step may be off, or how many times less."""
-WORKSPACES_MIB = 512
-"""Memory that libraries may keep between steps, in addition to the weights' and the optimizer's."""
-ALIKE = 0.3
-"""Relative difference between two contenders' times of the same update."""
-PADDING = 0.05
-"""Share that buckets may add to the closed form, to give all ranks parts of equal size."""
-ALIGNMENT = 256
-"""Alignment of tensors in a bucket, bytes."""
 SAME_WORK = 0.06
 """Relative difference between times of the same computation."""
-PRODUCT = 0.3
-"""Share by which a matmul may take longer than usual: its power, and so its clock, varies."""
-BUSIEST = 0.05
-"""Share by which device time may exceed a phase's time: it is taken from another step."""
-INTERVAL = 0.1
-"""Seconds between two samples of a GPU's clock, at least."""
-LATE = 3
-"""Largest average distance of samples, as a multiple: a busy host wakes the sampling thread late."""
-MISSED = 3
-"""Number of samples that may be missing."""
-ABOVE = 0.1
-"""Share of its limit by which a GPU's power may briefly exceed it."""
-WARMER = 0.15
-"""The same for energies that earlier code measured on a warmer GPU than the timed steps."""
 IDLE = 0.02
 """Smallest share of its limit that a GPU draws."""
-SLOWED = 0.05
-"""Share by which a throttled clock is below the highest one."""
-NEAR_LIMIT = 0.05
-"""Share of the power limit that a power-limited GPU may leave unused."""
-PLANNED = "planned_memory"
-"""A closed form, which may be an overestimate."""
 LEFT = {
     "left_by_forward": ("saved_activations", "saved_weight_copies"),
     "left_by_backward": ("parameter_gradients", "input_gradient"),
@@ -134,16 +92,6 @@ def largest(row: Series) -> float:
     return max(samples(row))
 
 
-def from_times(it: Reading) -> Expected:
-    """The bandwidths at the 80th and the 20th percentile of the times, GB/s: MB/ms."""
-    return it.row["megabytes"] / it.of("time", "p80"), it.row["megabytes"] / it.of("time", "p20")
-
-
-def bus_bandwidth(it: Reading) -> Expected:
-    """2 (n - 1) / n of the algorithm bandwidth, as nccl-tests define it."""
-    return it.of("algorithm_bandwidth", "median") * 2 * (it.row["processes"] - 1) / it.row["processes"]
-
-
 def attention_tensors(row: Mapping[Any, Any]) -> float:
     """The closed form of attention's memory in fp32, MiB; NaN for the peak of a compiled one."""
     if row["precision"] != "fp32" or (row["compiled"] and row["metric"] == "peak_memory"):
@@ -172,11 +120,6 @@ def saved(it: Reading) -> Expected:
     """The closed form of a tensor that a block saves, MiB; 0 if it saves no such tensor."""
     key = (it.row["range"], it.row["operator"], it.row["tensor"])
     return sum(tensor.bytes for tensor in saved_by(it.row).get(key, [])) / MIB
-
-
-def all_saved(it: Reading) -> Expected:
-    """The closed form of all tensors that a block saves, MiB."""
-    return sum(tensor.bytes for tensor in block_of(it.row).saved()) / MIB
 
 
 def unattributed(it: Reading) -> Expected:
@@ -265,8 +208,8 @@ def over_the_link(it: Reading) -> Expected:
 
 def a_few_roundings(it: Reading) -> Expected:
     """A part of the rounding of the rung's matmuls, up to some of it: 0 is an error compared with itself."""
-    unit = FP8_UNIT if it.row["rung"] == FP8.name else BF16
-    return None if it.row["rung"] == FIRST.name else (unit / ROUNDINGS, ROUNDINGS * unit)
+    unit = 2.0**-4 if it.row["rung"] == FP8.name else 2.0**-8  # the largest relative error: FP8 has 3 bits, bf16 7
+    return None if it.row["rung"] == FIRST.name else (unit / 8, 8 * unit)
 
 
 def bytes_alone(it: Reading) -> Expected:
@@ -284,7 +227,7 @@ def kept_between_steps(it: Reading) -> Expected:
         return None
     alone = row["contender"] == BASELINE
     kept = whole_weights(row) + adamw_bytes(*model_of(row)) if alone else sharded(row).weights + sharded(row).moments
-    return kept / MIB, kept / MIB + WORKSPACES_MIB
+    return kept / MIB, kept / MIB + 512
 
 
 def usual_update(it: Reading) -> Expected:
@@ -301,8 +244,8 @@ def on_a_rank(it: Reading) -> Expected:
     model, vocabulary = model_of(it.row)
     shared = 0 < form * MIB < getattr(fp32_adamw(model, vocabulary), it.row["part"])
     unequal = 2 * FP32_BYTES * model.d_model * max(model.d_ff, vocabulary) / MIB if shared else 0.0
-    alignment = ALIGNMENT * parameter_tensors(model) / MIB if form else 0.0
-    return form - unequal, (1 + PADDING) * form + unequal + alignment
+    alignment = 256 * parameter_tensors(model) / MIB if form else 0.0  # bytes, of tensors in a bucket
+    return form - unequal, 1.05 * form + unequal + alignment  # buckets are padded: all ranks' parts have one size
 
 
 def on_all_ranks(it: Reading) -> Expected:
@@ -312,10 +255,9 @@ def on_all_ranks(it: Reading) -> Expected:
     return copies * fp32_adamw(*model_of(it.row)).optimizer_state / MIB if contender and total(it.row) else None
 
 
-def counted(it: Reading) -> Expected:
+def tensors_of_all_ranks(it: Reading) -> Expected:
     """At least the tensors of all ranks, counted individually, MiB."""
-    rows = [it.next_to("held", part=part) for part in HELD]
-    return sum(total(row) for row in rows if row is not None), math.inf
+    return sum(total(row) for part in HELD if (row := it.next_to("held", part=part)) is not None), math.inf
 
 
 def in_use(it: Reading) -> Expected:
@@ -328,11 +270,6 @@ def first_sample(it: Reading) -> Expected:
     """The first of the steps' samples, ms."""
     steps = it.next_to("step")
     return samples(steps)[0] if steps is not None and steps["samples"] else None
-
-
-def replayed(it: Reading) -> Expected:
-    """No longer than the calls in a replay, ms."""
-    return (0.0, it.of("forward_backward", "median")) if it.row["gpu"] else None
 
 
 def usual_product(it: Reading) -> Expected:
@@ -398,9 +335,10 @@ def time_of_its_own(it: Reading) -> Expected:
 
 
 def sampled(it: Reading) -> Expected:
-    """As many samples as fit into a cell's time: one every INTERVAL, or a little less often."""
-    wall = it.of(WALL)
-    return wall / (LATE * INTERVAL) - MISSED, wall / INTERVAL + 1
+    """As many samples as fit into a cell's time: one every 0.1 s, or, if a busy host wakes the sampling thread late,
+    every 0.3 s but 3.
+    """
+    return it.of(WALL) / 0.3 - 3, it.of(WALL) / 0.1 + 1
 
 
 def listed_power(it: Reading) -> Expected:
@@ -416,16 +354,11 @@ def energy_at_the_limit(it: Reading) -> Expected:
 
 
 def power_at_a_low_clock(it: Reading) -> Expected:
-    """About the limit of the data sheet if the clock is below the highest of `flash`, otherwise any power, W."""
+    """95 % of the data sheet's limit if the clock is 5 % below the highest of `flash`, otherwise any power, W."""
     table, gpu = it.tables["flash"], gpu_of(it.row["gpu"])
     known = table[table["metric"].isin([SM_CLOCK, HANDOUT_CLOCK]) & (table["gpu"] == it.row["gpu"])]
-    slowed = it.of(HANDOUT_CLOCK, "median") < (1 - SLOWED) * known["median"].max()
-    return None if gpu is None else ((1 - NEAR_LIMIT) * gpu.power_limit * slowed, math.inf)
-
-
-def memory_of_the_gpu(it: Reading) -> Expected:
-    """Up to the memory of the GPU, MiB."""
-    return (0.0, it.row["gpu_memory"] / MIB) if it.row["gpu_count"] else None
+    slowed = it.of(HANDOUT_CLOCK, "median") < 0.95 * known["median"].max()
+    return None if gpu is None else (0.95 * gpu.power_limit * slowed, math.inf)
 
 
 def rate_of(sheet: Gpu, it: Reading) -> float:
@@ -493,25 +426,47 @@ LAWS = {
         Law("all_reduce", "wrong_numbers", lambda it: 0),
     ],
     "all-reduces' bandwidths follow from their sizes and times": [
-        Law("all_reduce", "algorithm_bandwidth", from_times, BETWEEN, column="median"),
-        Law("all_reduce", "bus_bandwidth", bus_bandwidth, 1e-6, column="median"),
+        # The median is between the percentiles' bandwidths, MB/ms; two middle samples may be far apart.
+        Law(
+            "all_reduce",
+            "algorithm_bandwidth",
+            lambda it: tuple(it.row["megabytes"] / it.of("time", end) for end in ("p80", "p20")),
+            0.05,
+            column="median",
+        ),
+        # 2 (n - 1) / n of it, as nccl-tests define bus bandwidth.
+        Law(
+            "all_reduce",
+            "bus_bandwidth",
+            lambda it: it.of("algorithm_bandwidth", "median") * 2 * (1 - 1 / it.row["processes"]),
+            1e-6,
+            column="median",
+        ),
     ],
     "attention's memory between its passes, and its peak if it is eager, is its closed form plus one constant": [
-        Law("attention", "memory_before_backward", attention_memory, slack=WORKSPACE),
-        Law("attention", "peak_memory", attention_memory, slack=WORKSPACE),
+        # The libraries' memory may differ by a MiB between cells.
+        Law("attention", "memory_before_backward", attention_memory, slack=1.0),
+        Law("attention", "peak_memory", attention_memory, slack=1.0),
     ],
     "attention's peak memory holds at least its inputs and their gradients": [
         Law("flash", "peak_memory", inputs_and_gradients),
     ],
     "the tensors that a block saves for backward, and its gradients, match their closed forms": [
         Law("block_memory", "saved", saved, slack=BYTE),
-        Law("block_memory", "saved", all_saved, slack=BYTE, per="saved_activations"),
+        Law(
+            "block_memory",
+            "saved",
+            lambda it: sum(tensor.bytes for tensor in block_of(it.row).saved()) / MIB,
+            slack=BYTE,
+            per="saved_activations",
+        ),
         Law("block_memory", "saved_weight_copies", lambda it: block_of(it.row).weight_copies / MIB, slack=BYTE),
         Law("block_memory", "parameter_gradients", lambda it: block_of(it.row).parameter_gradients / MIB, slack=BYTE),
         Law("block_memory", "input_gradient", lambda it: block_of(it.row).residual / MIB, slack=BYTE),
     ],
     "the memory that a block's passes leave allocated is the sum of the recorded tensors": [
-        Law("block_memory", left, lambda it: sum(map(it.of, LEFT[it.row["metric"]])), (0.0, ALLOCATOR), slack=BYTE)
+        # The allocator's blocks may exceed the requested size.
+        Law("block_memory", left, lambda it: sum(map(it.of, LEFT[it.row["metric"]])), (0.0, 0.02), slack=BYTE)
         for left in LEFT
     ],
     "a checkpointed step saves as much between its passes as its closed form": [
@@ -542,7 +497,7 @@ LAWS = {
             "kernel_profile",
             "stage_busy",
             lambda it: kernels(it.cell, [it.row["stage"]])["ms"].sum(),
-            (OVERLAP, DIGITS),
+            (0.002, DIGITS),  # kernels overlap: one may start while the last blocks of another run
         ),
     ],
     f"the stage or module is unknown for less than {UNATTRIBUTED:.0%} of the kernels' time, also in total": [
@@ -556,7 +511,7 @@ LAWS = {
         Law("memory_profile", "most", held(category), tolerance, where={"category": category}, per="peak_allocated")
         for category, tolerance in (
             *((exact, 0.0) for exact in (of.PARAMETERS, of.GRADIENTS, of.OPTIMIZER_STATE, of.WEIGHT_COPIES)),
-            (of.ACTIVATIONS, ACTIVATIONS),
+            (of.ACTIVATIONS, 0.02),  # a library may save additional numbers
         )
     ],
     f"less than {UNCLASSIFIED:.0%} of the memory at the peak is unclassified": [
@@ -587,8 +542,7 @@ LAWS = {
     ],
     "what moves bytes in a step, timed alone, moves its closed form's: norms at a copy's speed, the update at no more "
     "than the data sheet's": [
-        Law("training_ladder", "floor", bytes_alone, BETWEEN, column="median", where={"work": part})
-        for part in PARTS[2:]
+        Law("training_ladder", "floor", bytes_alone, 0.05, column="median", where={"work": part}) for part in PARTS[2:]
     ],
     "gradients of a rung are off from fp32's by a few roundings of its precision, and not by zero": [
         Law("training_ladder", "gradient_error", a_few_roundings),
@@ -613,16 +567,22 @@ LAWS = {
         ),
     ],
     "tensors fit into the allocated memory, this into its peak, and the peak into the device": [
-        Law("optimizer_sharding", "allocated", counted, (DIGITS, 0.0), column=total),
+        Law(
+            "optimizer_sharding",
+            "allocated",
+            tensors_of_all_ranks,
+            (DIGITS, 0.0),
+            column=total,
+        ),
         Law("optimizer_sharding", "peak_memory", in_use, (DIGITS, 0.0), column=largest),
     ],
     "contenders that update all parameters take equally long for the update": [
-        Law(name, "optimizer", usual_update, ALIKE, column="median")
+        Law(name, "optimizer", usual_update, 0.3, column="median")
         for name, kind in KINDS.items()
         if sum(each.whole_state for each in kind.contenders) > 1
     ],
     "a single process's device is never busy for longer than a step, or a part of it, takes": [
-        Law(name, busy, while_busy, BUSIEST, column="median")
+        Law(name, busy, while_busy, 0.05, column="median")  # device time is taken from another step
         for name, kind in EXPERIMENTS.items()
         for busy, whole in WHOLES.items()
         if {busy, whole} <= kind.metrics.keys() and name not in KINDS
@@ -631,10 +591,16 @@ LAWS = {
         Law("end_to_end", "first_step", first_sample, DIGITS),
     ],
     "no replay of a CUDA graph takes longer than its calls": [
-        Law("flash", "graph", replayed, GPU, column="median"),
+        Law(
+            "flash",
+            "graph",
+            lambda it: (0.0, it.of("forward_backward", "median")) if it.row["gpu"] else None,
+            GPU,
+            column="median",
+        ),
     ],
     "the matmul timed in each attention cell takes the usual time: no GPU was slowed down meanwhile": [
-        Law("flash", "matmul", usual_product, PRODUCT, column="median"),
+        Law("flash", "matmul", usual_product, 0.3, column="median"),  # its power, and so its clock, varies
     ],
     f"a device computes equally long with and without communication, within {SAME_WORK:.0%}": [
         Law(name, "compute", undisturbed, SAME_WORK) for name in WITH_BASELINE
@@ -662,10 +628,10 @@ LAWS = {
         Law("all_reduce", "bus_bandwidth", up_to_the_data_sheet, column="median"),
     ],
     "no memory in use exceeds the GPU's memory": [
-        Law(name, metric, memory_of_the_gpu)
+        Law(name, metric, lambda it: (0.0, it.row["gpu_memory"] / MIB) if it.row["gpu_count"] else None)
         for name, kind in EXPERIMENTS.items()
         for metric, unit in kind.metrics.items()
-        if unit == "MiB" and metric != PLANNED
+        if unit == "MiB" and metric != "planned_memory"  # a closed form, which may be an overestimate
     ],
     "a cell's timed metrics took no longer than the whole cell": [
         Law(name, WALL, time_of_its_own, (1 - 1 / (1 + CLOCKS), 0.0)) for name in EXPERIMENTS
@@ -675,8 +641,8 @@ LAWS = {
         *(Law(name, POWER, lambda it: it.of(SM_CLOCK, "n"), column="n") for name in EXPERIMENTS),
     ],
     "a GPU's power is within its data sheet's limit": [
-        *(Law(name, POWER, listed_power, (0.0, ABOVE), column=each) for name in EXPERIMENTS for each in ("p20", "p80")),
-        Law("training_ladder", "energy", energy_at_the_limit, (0.0, WARMER)),
+        *(Law(name, POWER, listed_power, (0.0, 0.1), column=each) for name in EXPERIMENTS for each in ("p20", "p80")),
+        Law("training_ladder", "energy", energy_at_the_limit, (0.0, 0.15)),  # earlier code: a warmer GPU
     ],
     "if a long repetition lowers the GPU's clock, its power is near the limit: nothing else throttles it": [
         Law("flash", f"handout_{POWER}", power_at_a_low_clock, column="median"),
