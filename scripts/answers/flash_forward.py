@@ -1,13 +1,17 @@
 """Answers to `flash_forward`: how the kernels compute, and the cost of fp32; no measurement."""
 
-from scripts.rendering.answer import Answer, Facts, Found, Tables
-from scripts.views.attention_calls import gain_of_products
+from cs336_systems.measure.gpus import gpu_of
+from scripts.rendering.answer import Answer, Found, Tables, say
 from scripts.views.data import measured_gpu
+
+PRODUCTS = 6
+"""Number of bf16 matmuls for one in fp32."""
 
 
 def answers(tables: Tables) -> Found:
     """The section's answers, which hold on every machine."""
-    facts = Facts(ratio=gain_of_products(measured_gpu(tables)))
+    peak = gpu_of(measured_gpu(tables))
+    gain = peak.bf16 / PRODUCTS / peak.fp32 if peak and peak.bf16 > peak.fp32 else None
     return {
         "tiled": Answer(
             "(a) In PyTorch",
@@ -19,6 +23,6 @@ def answers(tables: Tables) -> Found:
             "One Triton kernel does the same: one program per head and tile of queries, with fp32 accumulators.",
         ),
         "causal": Answer("(c) Causal", "Tiles of keys above the diagonal are skipped; only those on it are masked."),
-        "gain": facts.say(" (peak rate {ratio:times} fp32’s)"),
+        "gain": say(" (peak rate {gain:times} fp32’s)", gain=gain),
         "hopper": measured_gpu(tables) != "",
     }

@@ -9,11 +9,11 @@ from cs336_systems.accounting.peak_memory import best_segment, moments, peak
 from cs336_systems.accounting.units import MIB
 from cs336_systems.sizes import SIZES
 from scripts.rendering.answer import Answer, Captioned, Found, Tables, say
-from scripts.rendering.markup import Typst, with_unit
+from scripts.rendering.markup import Typst
 from scripts.views.closed_forms import block_of, step_of
 from scripts.views.data import first, last, one, one_model, select
 from scripts.views.strategies import sketch, strategies_table
-from scripts.views.units import GIB, memory_unit
+from scripts.views.units import GIB
 
 HANDOUT_LAYERS = SIZES["2.7B"].num_layers
 """Of the handout's model, which is used for the strategies if no model was measured."""
@@ -59,8 +59,6 @@ def strategy(found: DataFrame) -> Answer:
     """Sub-question (a): the strategy that needs least memory, by closed forms."""
     blocks = {row["attention"]: block_of(row) for _, row in found.drop_duplicates("attention").iterrows()}
     layers = next((block.shape.num_layers for block in blocks.values()), HANDOUT_LAYERS)
-    name, block = next(iter(blocks.items()), ("", None))
-    k = max(1, round((layers * block.residual / block.saved_bytes) ** 0.5)) if block else 1
     return Answer(
         asked="(a) Strategy with the least memory",
         verdict="Keep only the first block's input: O(1) memory in depth, but N(N + 1)/2 forward passes.",
@@ -70,21 +68,7 @@ def strategy(found: DataFrame) -> Answer:
             "Strategies by closed form: memory and forward passes of blocks in a step, kept inputs and fully saved "
             "blocks at the peak, and the measured model's memory by attention.",
         ),
-        reason=say(
-            "√N is the best order of growth. A block here saves {times:sig} times its input ({name}), so one level "
-            "needs least with segments of {k}: {memory}.",
-            times=block and block.saved_bytes / block.residual,
-            name=name,
-            k=k if block else None,
-            memory=block and in_unit(block.residual * -(-layers // k) + block.saved_bytes * k),
-        ),
     )
-
-
-def in_unit(size: float) -> Typst:
-    """Bytes in the unit that suits them."""
-    unit, bytes_of_one = memory_unit(size)
-    return with_unit(size / bytes_of_one, unit)
 
 
 def measured(found: DataFrame) -> Answer:

@@ -3,7 +3,6 @@
 from pandas import DataFrame, MultiIndex, Series
 
 from cs336_systems.experiments.flash import Flash, contender_of
-from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.record.rows import parameters
 from scripts.views.data import select
 from scripts.views.own import own_rows
@@ -12,8 +11,6 @@ PASSES = ["forward", "backward", "forward_backward"]
 OURS = "triton"
 ONE_HEAD = {"batch_size": 1, "heads": 1, "causal": True, "compiled_call": False}
 """The handout's grid."""
-PRODUCTS = 6
-"""Number of bf16 matmuls for one in fp32."""
 HOPPER_KERNEL = "attention_forward_kernel"
 """The forward kernel for Hopper; Triton's is `forward_kernel`."""
 
@@ -34,14 +31,6 @@ def titles(table: DataFrame) -> dict[str, str]:
 def our_implementation(table: DataFrame) -> str:
     """The kernels, or this project's PyTorch version where they cannot run."""
     return OURS if OURS in set(select(table, status="ok")["implementation"]) else "tiled"
-
-
-def gain_of_products(gpu: str) -> float | None:
-    """The fp32 peak of PRODUCTS on the tensor cores relative to the peak of the fp32 units, if it is higher on a listed
-    GPU.
-    """
-    peak = gpu_of(gpu)
-    return peak.bf16 / PRODUCTS / peak.fp32 if peak and peak.bf16 > peak.fp32 else None
 
 
 def without_own(table: DataFrame) -> DataFrame:

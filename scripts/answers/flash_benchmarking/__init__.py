@@ -25,7 +25,7 @@ def answers(tables: Tables) -> Found:
         "against_plain": against_plain(table, cells, ours, "our attention", "ours"),
         "peers": peers(table, cells),
         "leaderboard": leaderboard(table, cells, ablations),
-        "in_the_model": in_the_model(steps, tables["kernel_profile"]),
+        "in_the_model": in_the_model(steps),
         "ablation": ablation(ablations),
         **{
             f"own_{place}": against_plain(table, cells, name, f"your {names[name]}", names[name])

@@ -7,7 +7,7 @@ from pandas import DataFrame, Series
 from scripts.rendering.answer import NOTHING, Answer, Captioned, say
 from scripts.rendering.grid import NONE, grid
 from scripts.rendering.markup import Table, Typst, finalize, with_unit
-from scripts.views.attention_calls import ONE_HEAD, OURS, PASSES, availability, gain_of_products
+from scripts.views.attention_calls import ONE_HEAD, OURS, PASSES, availability
 from scripts.views.attention_times import duels
 from scripts.views.data import last, measured_gpu, one, reason, select, statistic
 from scripts.views.spread import MARKS, mark, marked
@@ -55,7 +55,9 @@ def against_plain(table: DataFrame, cells: DataFrame, name: str, title: str, sho
             NOTHING if low is None else in_fp32(met, full, title),
         ),
         evidence=shown.pop(d),
-        reason=NOTHING if name != OURS or low is None or full is None else units(table),
+        reason="In fp32 ours runs on the tensor cores, plain attention on the fp32 units (@sec-flash_forward)."
+        if name == OURS and low is not None and full is not None
+        else "",
         details=list(shown.values()),
     )
 
@@ -117,12 +119,3 @@ def grid_table(alone: DataFrame, known: DataFrame, met: DataFrame, d: int, names
 def device_time(cell: Series | None) -> str:
     """The time of both passes on the device, or a dash if the host hides it."""
     return NONE if cell is None or cell["host_bound"] else f"{cell['median']:.3f}{mark(cell)}"
-
-
-def units(table: DataFrame) -> Typst:
-    """Why fp32 compares two kinds of arithmetic."""
-    return say(
-        "In fp32 the two run on different units. Ours computes each matmul as six bf16 matmuls on the tensor cores. "
-        "Plain attention runs on the fp32 units, since TF32 is off; the tensor cores' peak is {gain:times} theirs.",
-        gain=gain_of_products(measured_gpu({"": table})),
-    )

@@ -5,9 +5,7 @@ from pandas import DataFrame, Series
 from cs336_systems.compare.speed import SAME
 from scripts.rendering.answer import NOTHING, Answer, Captioned, say
 from scripts.rendering.grid import NONE, Columns, grid
-from scripts.rendering.markup import Typst
 from scripts.views.data import last, one, select
-from scripts.views.kernels import kernels
 from scripts.views.steps import steady, step_table
 from scripts.views.verdicts import Speed, against
 
@@ -53,7 +51,7 @@ def most_gained(table: DataFrame) -> Series | None:
     return last(models[[speed.faster is not None for speed in models["against plain"]]])
 
 
-def in_the_model(table: DataFrame, profile: DataFrame) -> Answer:
+def in_the_model(table: DataFrame) -> Answer:
     """The gain of the kernels in training."""
     models, model = trained(table), most_gained(table)
     if not len(models):
@@ -79,22 +77,4 @@ def in_the_model(table: DataFrame, profile: DataFrame) -> Answer:
             f"{models['n'].iloc[-1]:.0f} steps; how long the device works in it; time over ours. –: host-bound, too "
             "few steps, or not measured.",
         ),
-        reason=share_of_attention(profile),
-    )
-
-
-def share_of_attention(profile: DataFrame) -> Typst:
-    """Our attention's small share of the step."""
-    launched = kernels(profile, attention="flash", mode="train_step")
-    row = last(launched)
-    if row is None:
-        return NOTHING
-    launched = select(launched, size=row["size"], context=launched["context"].max())
-    spent = launched.groupby("category")["ms"].sum()
-    return say(
-        "Our attention kernels take {attention:ms} of the device's {all:ms} in a step of {row[label]} (context "
-        "{row[context]}, {row[precision]}): faster kernels could gain no more than that.",
-        attention=spent.get("attention"),
-        all=spent.sum(),
-        row=launched.iloc[0],
     )
