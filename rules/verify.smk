@@ -7,7 +7,7 @@ results/<machine>/verify/<student>.html. Nothing is measured.
 
 # Without output, so that it runs whenever it is requested: no digest covers the students' imports.
 rule verify:
-    """Verify the implementations that the configuration names, or those of each student."""
+    """Verify the implementations that the configuration names, or each student's."""
     input:
         refused_if(
             not (STUDENTS or any(value not in ({}, NONE) for value in config["implementations"].values())),

@@ -1,6 +1,6 @@
 """The report as one page: the text of the PDF, figures that show their values, and an explorer of all rows.
 
-Needs writeup.typ, the figures, tables and plan, and, on a GPU other than that of the reference, the recorded CSV files
+Needs writeup.typ, the figures, tables and plan, and, on a GPU other than the reference's, the recorded CSV files
 of that; makes results/<machine>/report.html, and charts.js, the library in it that draws charts. `snakemake writeup`
 makes neither.
 """

@@ -101,7 +101,7 @@ def verify_all(
     limit_s: float,
     most_at_once: int,
 ) -> tuple[list[dict[str, str | int]], str]:
-    """Verify those of the configuration or, if there are students, theirs, some at once; write pages into `results`.
+    """Verify the configuration's implementations or, if there are students, theirs, several at a time; write pages.
 
     Returns:
         The rows of verify.csv, and a sentence.

@@ -19,7 +19,7 @@ SEGMENT = 20 * MIB
 ROUND_LARGE = 2 * MIB
 ROUND_SMALL = 512
 SMALL_SEGMENT = 2 * MIB
-"""Size of a segment of the pool for small requests; those of the other pool are larger."""
+"""Size of a segment of the pool for small requests; the other pool's segments are larger."""
 
 
 @dataclass(eq=False, slots=True)

@@ -104,7 +104,7 @@ class FullySharded:
 
     @property
     def gradients_in_flight(self) -> int:
-        """Maximum bytes of unsharded gradients: a unit's, and those of previous units that are being reduced."""
+        """Maximum bytes of unsharded gradients: a unit's, and previous units' that are being reduced."""
         units = self.units()
         return max(self._bytes(units[start : start + 1 + REDUCTIONS]) for start in range(len(units)))
 

@@ -26,7 +26,7 @@ UNDER_NSYS = "CS336_SYSTEMS_UNDER_NSYS"
 
 
 def run_with_ranges(cell: KernelProfile, device: torch.device) -> None:
-    """Run the step with its stages and modules as NVTX ranges, and tell a waiting profiler to capture it."""
+    """Run the step with its stages and modules as NVTX ranges, and signal a waiting profiler to capture it."""
     step = prepare_step(cell, device)
     capture = torch.cuda.profiler.profile() if device.type == "cuda" else nullcontext()
     with capture, module_ranges(step.forward_model), listening():

@@ -48,7 +48,7 @@ def price(text: str) -> tuple[float, float]:
         values = []
     if not 1 <= len(values) <= 2 or not all(0 < value < float("inf") for value in values):
         raise argparse.ArgumentTypeError(
-            f"{text!r}; allowed: a price per GPU-hour above 0, such as 3.50, or those of A and B, such as 3.50,2.10"
+            f"{text!r}; allowed: a price per GPU-hour above 0, such as 3.50, or A's and B's, such as 3.50,2.10"
         )
     return values[0], values[-1]
 

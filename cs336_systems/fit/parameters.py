@@ -1,4 +1,4 @@
-"""The question that `python -m cs336_systems.fit` answers: its command line, checked like those of experiments."""
+"""The question that `python -m cs336_systems.fit` answers: its command line, checked like an experiment's."""
 
 import re
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ class Preset:
     num_layers: int
     num_heads: int
     num_kv_heads: int
-    """Heads of keys and values, each of which serves a group of query heads."""
+    """Heads of keys and values; each serves a group of query heads."""
     d_head: int
     context: int
     """The longest supported sequence, in tokens."""

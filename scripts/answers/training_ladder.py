@@ -181,7 +181,7 @@ def italic(titles: Sequence[str]) -> list[Typst]:
 
 
 def floor_of(table: DataFrame, row: Series | None) -> Series | None:
-    """The parts of the floor below a rung."""
+    """The parts of a step timed alone, next to a rung."""
     if row is None:
         return None
     return one(floor_table(table), **{name: row[name] for name in SHAPE})

@@ -53,7 +53,7 @@ def expectations(
 
 
 def distribution(key: Key, lines: Sequence[Line]) -> Expected:
-    """Take the median of recorded rates; the margin grows with the spread of the samples, and with that of the GPUs."""
+    """Take the median of recorded rates; the margin grows with the spread of the samples and of the GPUs."""
     values = [line.value for line in lines if line.value]
     middle = statistics.median(values)
     # Robust for many GPUs: 1.48 median absolute deviations are a standard deviation.

@@ -91,7 +91,7 @@ def lines_of(rows: Iterable[Any]) -> list[Line]:
 
 
 def facts_of(rows: Iterable[Any]) -> dict[str, dict[str, str]]:
-    """Collect the facts of each GPU by its number, or those of the CPU under an empty one."""
+    """Collect the facts of each GPU by its number, or of the CPU under an empty one."""
     facts: dict[str, dict[str, str]] = {}
     for row in rows:
         if row.metric == "fact":

@@ -100,7 +100,7 @@ def tiles(lines: Iterable[Line]) -> Iterator[Tile]:
 
 
 def rates(lines: Iterable[Line], *, several: bool) -> Table:
-    """The rates of all workloads; with several GPUs, those of the slowest."""
+    """The rates of all workloads; with several GPUs, the slowest one's."""
     slowest: dict[Key, Line] = {}
     for line in lines:
         if line.value:

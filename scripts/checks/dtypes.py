@@ -41,7 +41,7 @@ rules."""
 
 @check("{n} tensors")
 def dtypes_are_the_expected(tables: Mapping[str, DataFrame]) -> Cases:
-    """Dtypes are those of the named precision; under autocast they follow PyTorch's rules."""
+    """Dtypes match the named precision; under autocast they follow PyTorch's rules."""
     for (name, metric), precision in EXPECTED.items():
         for _, row in select(tables[name], metric=metric).iterrows():
             expected = NAMES[precision(row)]

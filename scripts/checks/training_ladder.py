@@ -22,7 +22,7 @@ def no_step_beats_its_floor(rungs: DataFrame) -> Cases:
     """No step of the ladder, and none in FP8, is faster than its parts alone by more than {COOLER:.0%}."""
     known = rungs[rungs["floor"].notna() & (rungs["gpu"] != "")]
     for _, row in known.iterrows():
-        detail = f"{row['step']:.1f} ms, floor {row['floor']:.1f} ms"
+        detail = f"{row['step']:.1f} ms, its parts alone {row['floor']:.1f} ms"
         where = f"{row['label']}, {row['batch_size']} x {row['context']}, {row['rung']}"
         yield Case(where, row["over"] < (1 - COOLER) * (1 - HONEST), detail, float(row["over"]))
 

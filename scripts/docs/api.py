@@ -61,7 +61,7 @@ def find(name: str) -> tuple[Definition, str]:
 
 
 def described(definition: Definition, source: str) -> Iterator[str]:
-    """The signature of a class, function or method, and its docstring; a class also has those of its `__init__`."""
+    """The signature of a class, function or method, and its docstring; for a class also of its `__init__`."""
     call = definition
     if isinstance(definition, ast.ClassDef):
         methods = {each.name: each for each in definition.body if isinstance(each, ast.FunctionDef)}
@@ -94,7 +94,7 @@ def documented(definition: Definition) -> Iterator[str]:
 
 
 def _listed(lines: list[str]) -> str:
-    """The entries of a section, each of which begins with its name; or its text, if it has no names."""
+    """The entries of a section, each beginning with its name; or its text, if it has no names."""
     indented = [line[4:] for line in lines]
     if not re.match(r"[\w*., ]+:", indented[0]):
         return "\n".join(indented)

@@ -16,7 +16,7 @@ HOPPER_KERNEL = "attention_forward_kernel"
 
 
 def titles(table: DataFrame) -> dict[str, str]:
-    """The title of each implementation that has rows: those of the registry in its order, then a user's own.
+    """The title of each implementation that has rows: the registry's in its order, then a user's own.
 
     A mark shows fp32 that is only as accurate as TF32.
     """

@@ -48,7 +48,7 @@ OTHERS = ["outside_memory", "forward_hidden", "forward_gathers"]
 def contenders(kind: Kind, table: DataFrame) -> DataFrame:
     """One row per measured contender of each cell that `compared` leaves: small models, few processes, fp32 first.
 
-    Columns: the parameters, `label`, `gpu` and `gpu_memory`, and those of `described`; STATISTICS of the step, ms;
+    Columns: the parameters, `label`, `gpu` and `gpu_memory`, and `described`'s; STATISTICS of the step, ms;
     `wide`, whether its steps are more than WIDE_SPREAD apart, and `star`, which marks them in tables; the medians of
     the other metrics, as measured, NaN where they were not, and of PHASES where they do not `add_up` to the step;
     `memory`, MiB: the peak, and what lies outside of the allocator; `synchronization_share`, that of the step whose
@@ -56,7 +56,7 @@ def contenders(kind: Kind, table: DataFrame) -> DataFrame:
     From the profiled step: `hidden_share` of its communication, `busy_share`; `forward_share`, that of the hidden
     all-gathers in the profiled forward pass; `host_bound`, by the median of the cell's contenders, since one alone may
     wait for something else than the host.
-    Against the baseline of the cell, NaN where there is none: those of `against_the_baseline`.
+    Against the baseline of the cell, NaN where there is none: the columns of `against_the_baseline`.
     """
     table = compared(kind, table)
     keys = [*parameters(kind), "label", "contender", "bucket_mb"]

@@ -1,4 +1,4 @@
-"""The story that the first page tells: the machine, what limits a step on it, what helped, and what to do."""
+"""The story on the first page: the machine, what limits a step on it, what helped, and what to do."""
 
 from collections.abc import Mapping
 

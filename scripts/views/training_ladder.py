@@ -15,7 +15,7 @@ from scripts.views.verdicts import against
 
 SHAPE = ["size", "label", "batch_size", "context", "vocab_size"]
 PARTS = ("matmuls", "attention", "update", "norms and elementwise")
-"""The parts of a step that are timed alone; their sum is the floor."""
+"""The parts of a step that are timed alone; their sum is a lower bound."""
 EXTRA = ("FP8 matmuls", "FP8 rounding")
 FP8_PARTS = (*PARTS[1:], *EXTRA)
 """The parts of a step in FP8, which has other matmuls."""
@@ -64,7 +64,7 @@ def utilization(row: Series) -> float | None:
 
 
 def floor_table(table: DataFrame) -> DataFrame:
-    """One row per cell with a floor: SHAPE, the median of each part in ms, and the sums `floor` and `fp8_floor`.
+    """One row per cell with parts timed alone: SHAPE, the median of each part in ms, the sums `floor` and `fp8_floor`.
 
     A sum is NaN if a part is missing.
     """

@@ -27,7 +27,7 @@ class Speed:
     """One program against another in the same cell."""
 
     ratio: float | None
-    """Time of the other over that of the first: above 1, the first is faster. None: at least one was not measured."""
+    """Time of the other over time of the first: above 1, the first is faster. None: at least one was not measured."""
     verdict: Verdict = UNDECIDED
     """Whether the first is faster, slower, or neither."""
     why: str = ""

@@ -181,7 +181,7 @@ def test_compiled_once_for_all_lengths_in_a_small_graph():
     lengths = ((40, 50), (200, 190), (64, 64), (129, 333))
     calls = [make_qkv((2, 3, n, 16), m) for n, m in lengths]
     (graph,) = graphs_of(lambda q, k, v: flash_attention(q, k, v, is_causal=True), calls)
-    assert len(graph.nodes) < 50  # of which most are symbolic sizes
+    assert len(graph.nodes) < 50  # mostly symbolic sizes
 
 
 def test_compiled_with_one_tensor_for_all_three():

@@ -120,7 +120,7 @@ def test_a_process_that_dies_costs_one_work_at_most_and_another_takes_its_place(
 
 
 def works_of_unpatched():
-    """The works that another process has, where nothing is patched."""
+    """The workloads of another process, where nothing is patched."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(attention.SHAPES, "cpu", ((1, 4, 128, 32), (1, 4, 256, 64), (1, 4, 512, 64)))
         return works_of(Card(instrument="attention"), CPU)

@@ -113,7 +113,7 @@ def test_each_process_has_a_gpu_of_its_own(two_gpus):
     gpu, cpu, cells = resolve_device("auto"), resolve_device("cpu"), [Accumulation()]
     assert [device_of_rank(cells, gpu, rank) for rank in ranks(2)] == [torch.device("cuda", 0), torch.device("cuda", 1)]
     assert device_of_rank(cells, gpu, ranks(1)[0]) == torch.device("cuda")
-    for rank in ranks(3):  # all of them: only rank 0 tells
+    for rank in ranks(3):  # all of them: only rank 0 prints
         with pytest.raises(ValueError, match="3 processes need a GPU each, but 2 are visible"):
             device_of_rank(cells, gpu, rank)
         assert device_of_rank(cells, cpu, rank) == cpu

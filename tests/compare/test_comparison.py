@@ -29,7 +29,7 @@ def recorded(tmp_path_factory):
     return results(tmp_path_factory.mktemp("recorded"), JOBS)
 
 
-def test_a_copy_is_the_same_or_cannot_be_told(recorded, tmp_path):
+def test_a_copy_is_the_same_or_undecided(recorded, tmp_path):
     compared = compare(recorded, results(tmp_path, JOBS))
     assert compared.count(FASTER) == compared.count(SLOWER) == 0
     assert compared.count(SAME) > 40
@@ -84,7 +84,7 @@ def test_intervals_are_widened_by_other_runs_of_the_same_code_alone(tmp_path, ut
 
 
 def test_what_the_host_paces_is_never_judged(recorded, tmp_path):
-    """Honest runs of eager bf16 steps differ by a factor of two."""
+    """Unchanged runs of eager bf16 steps differ by a factor of two."""
     compared = compare(recorded, results(tmp_path, JOBS, lambda row: scaled(row, 2) if row.metric == "host" else row))
     host = [cell for cell in compared.cells if cell.bound == "host"]
     assert len(host) > 5
@@ -94,7 +94,7 @@ def test_what_the_host_paces_is_never_judged(recorded, tmp_path):
     assert any(cell.difference.ratio == pytest.approx(2) for cell in host)
 
 
-def test_the_bound_is_told_by_instruments(recorded, tmp_path):
+def test_instruments_show_the_bound(recorded, tmp_path):
     cells = {cell.name: cell for cell in compare(recorded, results(tmp_path, JOBS)).cells}
     flash = "flash (sequence 16384, d 64, heads 16, precision bf16, compiled_call True, rep 300): forward_backward"
     assert cells[flash].bound == "matmul"
@@ -105,7 +105,7 @@ def test_the_bound_is_told_by_instruments(recorded, tmp_path):
 
 
 def test_only_collectives_between_gpus_are_bound_by_communication(tmp_path):
-    """Those of Gloo run on the host, next to whichever GPU."""
+    """Gloo's run on the host, whatever the GPU."""
     jobs = ("all_reduce/all-gloo-2_processes", "all_reduce/all-nccl-2_processes")
     compared = compare(results(tmp_path / "a", jobs), results(tmp_path / "b", jobs))
     reasons = {("nccl" in cell.cell, cell.bound, cell.reason) for cell in compared.cells}

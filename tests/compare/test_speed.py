@@ -15,7 +15,7 @@ LAWS = {
 
 
 def verdicts(law, shape, *, longer=0.0, drift=0.0, scale=1.0, seed=0):
-    """Verdicts on simulated runs of two programs, of which the first takes `longer`; rounds `drift` for both."""
+    """Verdicts on simulated runs of two programs; the first takes `longer`, and rounds `drift` for both."""
     generator = numpy.random.default_rng(seed)
     for _ in range(RUNS):
         rounds = generator.normal(0, drift, (shape[0], 1))

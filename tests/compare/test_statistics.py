@@ -71,7 +71,7 @@ def test_a_change_in_a_tenth_is_found_where_it_can_be():
 
 
 def test_same_is_proven_not_assumed():
-    """A wide interval around 1 tells nothing; a small difference that is certain is none."""
+    """A wide interval around 1 decides nothing; a small difference that is certain is none."""
     assert decide([Difference(0.0, 0.1)]) == [UNDECIDED]
     assert decide([Difference(0.02, 0.001)]) == [SAME]
     assert decide([Difference(-0.1, 0.01), Difference(0.1, 0.01)]) == [FASTER, SLOWER]

@@ -39,7 +39,7 @@ def plan(tmp_path, monkeypatch):
 
 @pytest.fixture
 def follow(plan, capsys):
-    """A monitor of the named jobs that looks when it is told, at a time by its clock, with what it says."""
+    """A monitor of the named jobs that looks on request, at a time by its clock, with what it says."""
 
     def start(*names, others=0):
         clock = [0.0]

@@ -1,4 +1,4 @@
-"""Measured rows to test with: those recorded on H200s, and those of a CPU's smoke run, which are kept here.
+"""Measured rows to test with: recorded on H200s, or from a CPU's smoke run and kept here.
 
 After `make` on a CPU, `python -m scripts.bundle.promote results/cpu tests/samples` keeps its rows in place of these.
 """

@@ -154,7 +154,7 @@ def test_whether_the_best_bucket_is_in_between(waits, found):
     }
     sizes = ranks(DataParallelTraining, cell)
     assert ddp_bucketed_benchmarking.in_between(sizes.assign(messages=[21.0, 8.0, 2.0])) is found
-    # Sizes that make equally many calls are one program: two are left, of which neither is in between.
+    # Sizes that make equally many calls are one program: two are left, neither in between.
     assert ddp_bucketed_benchmarking.in_between(sizes.assign(messages=[21.0, 21.0, 2.0])) is None
 
 
@@ -232,8 +232,8 @@ def test_a_ladder_begins_where_memory_suffices():
     tables = {"training_ladder": pandas.concat([whole, cell[~lost], cell[lost].assign(status="oom")])}
     found = training_ladder.answers(tables)
     step = select(cell, metric="step").set_index("rung")["median"]
-    told = f"{step['attention'] / step['overlap']:.2f}× as fast as the first rung that fits (_our attention_)"
-    assert told in plain(found["fastest"].more)
+    words = f"{step['attention'] / step['overlap']:.2f}× as fast as the first rung that fits (_our attention_)"
+    assert words in plain(found["fastest"].more)
     assert "It runs out of memory with _fp32, eager_ and _bf16 autocast_." in plain(found["fastest"].reason)
     must = "For 2.7B, start with _bf16 autocast_ and _our attention_: without them it does not fit."
     assert plain(found["advice"].verdict) == must

@@ -101,7 +101,7 @@ def test_three_percent_of_drift_are_normal(seed):
 
 
 def of_four(slow, factor):
-    """Rows of four GPUs, one of which is slow."""
+    """Rows of four GPUs; one is slow."""
     return [
         row.model_copy(update={"device": str(gpu)})
         for gpu in range(4)

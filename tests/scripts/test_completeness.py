@@ -1,4 +1,4 @@
-"""Which metrics a cell lacks: those of another cell of its kind that the same code measured."""
+"""Which metrics a cell lacks, by another cell of its kind that the same code measured."""
 
 import pandas
 import pytest

@@ -78,7 +78,7 @@ class TableLM(nn.Module):
 
 
 class CheckpointedLM(TransformerLM):
-    """The project's model, of which each block is computed again in the backward pass."""
+    """The project's model; each block is computed again in the backward pass."""
 
     use_reentrant = False
 
@@ -96,7 +96,7 @@ class ReentrantLM(CheckpointedLM):
 
 
 class DropoutLM(TableLM):
-    """A table of logits, half of which are dropped."""
+    """A table of logits; half are dropped."""
 
     def forward(self, token_ids: Tensor) -> Tensor:
         return nn.functional.dropout(super().forward(token_ids), training=self.training)

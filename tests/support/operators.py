@@ -1,4 +1,4 @@
-"""The operators that PyTorch really runs, as its dispatcher sees them: on a CPU those of backward passes too."""
+"""The operators that PyTorch really runs, as its dispatcher sees them: on a CPU backward passes' too."""
 
 from dataclasses import dataclass
 from typing import Any

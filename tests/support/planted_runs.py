@@ -1,4 +1,4 @@
-"""Result folders whose times are those of recorded files, honestly as they are or slowed down."""
+"""Result folders with the times of recorded files, unchanged or slowed down."""
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.measurement import format_samples, parse_samples

@@ -25,7 +25,7 @@ def table(experiment, origin, cells):
 
 
 def comparison(experiment, origin, cells):
-    """A table of cells with several contenders: for each the details that tell it apart, and its metrics."""
+    """A table of cells with several contenders: for each its distinguishing details, and its metrics."""
     rows = []
     for cell, contenders in cells.items():
         for details, metrics in contenders:
@@ -37,7 +37,7 @@ def comparison(experiment, origin, cells):
 
 
 def took(step, apart=EVEN, **others):
-    """A contender's metrics: steps about so many ms."""
+    """A contender's metrics: steps of about that many ms."""
     return {"step": [step + more for more in apart]} | others
 
 
@@ -71,7 +71,7 @@ def prose(section, answers, origin):
 
 @cache
 def templates():
-    """All templates, each of which is compiled once."""
+    """All templates, each compiled once."""
     return environment(ROOT / "report")
 
 

@@ -1,6 +1,6 @@
 """Training steps of one-block models whose kernels can be counted, and traces of them recorded on a GPU.
 
-`python -m tests.traces` records the traces anew.
+`python -m tests.traces` records the traces again.
 """
 
 from collections import Counter

@@ -48,7 +48,7 @@ def backward(model, batch):
 
 
 def momentum(parameters):
-    """SGD that tells a gradient of zero from none, and amplifies no rounding."""
+    """SGD that distinguishes a gradient of zero from none, and amplifies no rounding."""
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
@@ -70,5 +70,5 @@ def train(model, batches, optimizer=None, set_to_none=True):
 
 
 def whole(tensor):
-    """The rows of all ranks, all of which call this, if the tensor is a DTensor; else the tensor."""
+    """The rows of all ranks, which all call this, if the tensor is a DTensor; else the tensor."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,4 +1,4 @@
-"""The rows that the page carries are those of the tables."""
+"""The page carries the tables' rows."""
 
 import json
 from pathlib import Path

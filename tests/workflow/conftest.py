@@ -12,7 +12,7 @@ collect_ignore = ["toy"]  # what a copy of the project gets
 
 @pytest.fixture(scope="session", autouse=True)
 def git():
-    """Skip without Git, which tells which files of a folder are the project's."""
+    """Skip without Git, which knows the project's files."""
     if shutil.which("git") is None:
         pytest.skip("git is not installed")
 

@@ -76,7 +76,7 @@ def block_cells(table: DataFrame) -> DataFrame:
     """One row per cell of the largest size: by context, fp32 and plain attention first.
 
     Additional columns, in MiB: `saved`; the gradients of weights (`weights`) and of the block's input (`input`), and
-    their sum (`gradients`), of which `expected` is the closed form.
+    their sum (`gradients`), and its closed form (`expected`).
     """
     found = select(table, metric="saved_activations")
     found = select(found, size=(size_order(found) or [""])[-1]).sort_values(CELL, ascending=[True, False, False])
