@@ -59,6 +59,7 @@ def usage() -> str:
 def run(module: str, options: Sequence[str]) -> None:
     """Run a module as `python -m` does."""
     sys.argv = [module, *options]
+    sys.path.insert(0, str(Path.cwd()))  # a user's modules, such as mine:attention
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback where `head` has read enough
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,5 +1,6 @@
 """The command `cs336-systems`."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -71,6 +72,16 @@ def test_a_command_has_its_own_options(run):
     first = subprocess.run(head, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)
     assert first.stdout.startswith("Yes: ")
     assert not first.stderr
+
+
+def test_modules_of_the_folder_are_found(tmp_path):
+    """As by `python -m`, although a script's path begins with its own folder, as here because of -P."""
+    (tmp_path / "mine.py").touch()
+    measure = ["measure", "flash", "--sequence", "16", "--d", "16", "--implementation", "mine=mine:attention"]
+    command = [sys.executable, "-P", "-c", "from cs336_systems.__main__ import main; main()", *measure]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ended.stderr == "flash: mine=mine:attention cannot be loaded: mine has no 'attention'\n"
 
 
 def test_a_missing_package_is_named_with_the_extra(run, monkeypatch):
