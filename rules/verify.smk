@@ -25,6 +25,6 @@ rule verify:
         results=RESULTS,
         strict=config["strict"],
     message:
-        "Verifying implementations"
+        "Verifying implementations, each in up to a minute"
     script:
         "../scripts/verify.py"
