@@ -92,6 +92,8 @@ def weak_scaling(wrappers: DataFrame, best: Series | None, why: str) -> Answer:
             "That is {best[label]}, {setting}, against the same step without communication; PyTorch's DDP reaches "
             "{others:listing}."
         ),
+        evidence=["weak_scaling"] if best["gpu"] else [],
+        details=[] if best["gpu"] else ["weak_scaling"],
         reason=against_baseline(best, f"{best['title']} ({best['cell']})"),
     )
 

@@ -1,6 +1,6 @@
 """The table of docs/gpus.md: listed GPUs by class of chip."""
 
-from cs336_systems.measure.gpus import GPUS, NVIDIA, Gpu
+from cs336_systems.measure.gpus import GPUS, NVIDIA
 from scripts.docs.markdown import table, with_table
 
 CLASSES = {

@@ -19,7 +19,7 @@ def page(text: str) -> str:
 
 
 def errors() -> Iterator[list[str]]:
-    """Rows for memory and time on each recorded GPU; also for times by weights that were not fitted to them."""
+    """Rows for memory and time on each recorded GPU."""
     known = recorded()
     for raw in (RECORDED, *OTHERS):
         steps = predictions(load_recorded(raw), known)
@@ -28,11 +28,6 @@ def errors() -> Iterator[list[str]]:
         fitted = "weights fitted to them" if raw == RECORDED else "nothing fitted to them"
         yield [f"{name}: peak memory", *line(**memory)]
         yield [f"{name}: device-bound times, {fitted}", *line(**time)]
-        if raw == RECORDED:
-            sizes = known.held_out.values()
-            worst = max(sizes, key=lambda error: error.most)
-            words = f"{name}: the same, each size by weights fitted to the others (errors of the worst size)"
-            yield [words, *line(sum(error.cells for error in sizes), worst.median, worst.most)]
 
 
 def line(cells: float, median: float, most: float) -> list[str]:
