@@ -1,5 +1,6 @@
 """Answers to `benchmarking_script`: step times, host overhead, spread, and the effect of warm-up."""
 
+from math import nan
 from typing import Any
 
 from pandas import DataFrame, MultiIndex, Series
@@ -174,10 +175,10 @@ def warmup(table: DataFrame) -> Answer:
         missing = "Not measured: the number of warm-up steps was not varied."
         return Answer("(c) Warm-up", missing=missing)
     extra = at_once["first_step"] - at_once["step"]
-    late = later[[different(step) for _, step in later.iterrows()]]
-    asked_again = at_once["device_allocations"].dropna()
-    asked = " to ".join(dict.fromkeys(f"{end:.0f}" for end in least_and_most(asked_again) if end == end))
-    facts = Facts(late=len(late), runs=count(len(later), "run"), asked=asked)
+    others = later["samples"].map(lambda steps: max(steps[1:], default=nan)).fillna(later["step"])
+    late = later[later["first_step"] > (1 + NOTICEABLE) * others]
+    asked = [f"{end:.0f}" for end in least_and_most(at_once["device_allocations"].dropna()) if end == end]
+    facts = Facts(late=len(late), runs=count(len(later), "run"), asked=" to ".join(dict.fromkeys(asked)))
     return Answer(
         asked="(c) Warm-up",
         verdict=say(
@@ -208,7 +209,7 @@ def warmup(table: DataFrame) -> Answer:
             "The allocator asks the driver for memory {asked} times in these steps, and "
             "{later:whole} times after a warm-up step.",
             tell(
-                bool(len(asked_again)),
+                bool(asked),
                 "The rest is likely from CUDA, which loads each kernel's module at its first launch, and from "
                 "cuBLAS, which creates its workspace and picks an algorithm for each shape; neither was timed "
                 "separately.",
@@ -218,11 +219,6 @@ def warmup(table: DataFrame) -> Answer:
             later=later["device_allocations"].max(),
         ),
     )
-
-
-def different(step: Series) -> bool:
-    """Whether the first timed step of a run exceeds every other one noticeably."""
-    return bool(step["first_step"] > (1 + NOTICEABLE) * max(step["samples"][1:], default=step["step"]))
 
 
 def times_table(table: DataFrame, eager: DataFrame, reference: int | None) -> Table:

@@ -1,24 +1,19 @@
 """Throughput of attention implementations on shapes with many heads."""
 
-from typing import Any
-
 import numpy
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from cs336_systems.accounting.attention import flash_flops
 from cs336_systems.experiments.flash import Flash
-from scripts.rendering.style import COLOURS, LINES, MARKERS, NotDrawn, legend, subplots
+from scripts.rendering.style import NotDrawn, legend, look_of_line, subplots
 from scripts.views.attention_calls import titles
 from scripts.views.attention_times import call_table
 from scripts.views.data import select
 
 BOTH = "forward_backward"
-SHIFT = 3
-"""A repeated colour has another mark and style."""
 THICK, THIN = 2.2, 1.4
-FIRST = sorted(Flash.contenders, key=lambda contender: (not contender.emphasized, not contender.foreign))
-"""Ours and the libraries first: their colours are not shared."""
+"""Widths of the lines of ours and of a user's own, and of all others."""
 
 
 def draw(rows: DataFrame) -> Figure:
@@ -31,10 +26,13 @@ def draw(rows: DataFrame) -> Figure:
     shapes = sorted(set(zip(cells["sequence"], cells["heads_in_all"], strict=True)))
     shown = sorted(set(zip(~cells["causal"], cells["d"], strict=True)))
     across, down = min(2, len(shown)), (len(shown) + 1) // 2
+    thin = {contender.name for contender in Flash.contenders if not contender.emphasized}
+    drawn = {name: title for name, title in titles(rows).items() if name in set(cells["implementation"])}
     figure, panels = subplots(across, rows=down, height=1.0 + 1.6 * down)
     for place, (axes, (whole, d)) in enumerate(zip(panels, shown, strict=False)):
         here = select(cells, causal=not whole, d=d)
-        for name, look in looks(rows).items():
+        for number, (name, title) in enumerate(drawn.items()):
+            look = look_of_line(number) | {"label": title, "linewidth": THIN if name in thin else THICK}
             for length in sorted(set(here["sequence"])):
                 own = select(here, implementation=name, sequence=length).sort_values("heads_in_all")
                 flops = [flash_flops(BOTH, 1, n, length, d, causal=not whole) for n in own["heads_in_all"]]
@@ -51,24 +49,3 @@ def draw(rows: DataFrame) -> Figure:
     panels[0].set_ylim(bottom=0)
     legend(panels, ncols=4, handlelength=3)
     return figure
-
-
-def looks(table: DataFrame) -> dict[str, dict[str, Any]]:
-    """The looks of a whole table of `flash`: ours and a user's have thick lines; no two have the same style and mark.
-
-    An implementation of the registry looks the same in any table; a user's own get the following looks.
-    """
-    thin = {contender.name for contender in Flash.contenders if not contender.emphasized}
-    places = {contender.name: place for place, contender in enumerate(FIRST)}
-    chosen = {}
-    for name, title in titles(table).items():
-        place = places.setdefault(name, len(places))
-        turn = place + SHIFT * (place // len(COLOURS))
-        chosen[name] = {
-            "label": title,
-            "color": COLOURS[place % len(COLOURS)],
-            "marker": MARKERS[turn % len(MARKERS)],
-            "linestyle": LINES[turn % len(LINES)],
-            "linewidth": THIN if name in thin else THICK,
-        }
-    return chosen

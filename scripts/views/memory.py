@@ -63,14 +63,7 @@ FOLLOWED_METRICS = ["peak_allocated", "peak_stage", "at_peak", "stage_events", "
 
 def compared_context(rows: DataFrame) -> int | None:
     """The longest context at which every kind of step was recorded in both precisions, or None."""
-    complete = [
-        context
-        for context in contexts(rows)
-        if all(
-            len(select(rows, metric=metric, context=context, mode=mode, precision=precision)) > 0
-            for metric in FOLLOWED_METRICS
-            for mode in FOLLOWED
-            for precision in PRECISIONS
-        )
-    ]
-    return max(complete, default=None)
+    shown = rows[rows["metric"].isin(FOLLOWED_METRICS) & rows["mode"].isin(list(FOLLOWED)) & (rows["status"] == "ok")]
+    kinds = shown.drop_duplicates(["context", "metric", "mode", "precision"]).groupby("context").size()
+    complete = kinds[kinds == len(FOLLOWED_METRICS) * len(FOLLOWED) * len(PRECISIONS)]
+    return int(complete.index.max()) if len(complete) else None
