@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cs336_systems.accounting.transformer import forward_products
-from cs336_systems.benchmarks.kernel_profile import stage_rows, unattributed
+from cs336_systems.benchmarks.kernel_profile import unattributed
 from cs336_systems.measure.trace import attribute, read_events
 from cs336_systems.record.measurement import STAGES
 from cs336_systems.training_step import PHASES_OF_MODE, TrainingStep
@@ -102,16 +102,6 @@ def test_what_runs_on_a_second_stream_belongs_to_its_module(trace_of):
         lanes.append({kernel.lane for kernel in trace.kernels if kernel.range == name and category(kernel) == "matmul"})
     assert [len(lane) for lane in lanes] == [1, 1]
     assert lanes[0] != lanes[1]
-
-
-@pytest.mark.gpu
-def test_busy_and_idle_time_add_up_to_the_time_between_the_events(tmp_path):
-    times = record(make_step("bf16", GPU), tmp_path / "trace.json.gz", GPU, steps=3)
-    trace = attribute(read_events(tmp_path / "trace.json.gz"))
-    rows = {(row.metric, row.details["stage"]): row.mean for row in stage_rows(trace)}
-    for stage, milliseconds in times.stages.items():
-        whole = rows["stage_busy", stage] + rows["stage_idle", stage]
-        assert whole == pytest.approx(sum(milliseconds) / 3, rel=0.05, abs=0.2)  # ms: launches under the profiler
 
 
 @pytest.mark.gpu

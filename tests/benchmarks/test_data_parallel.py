@@ -92,18 +92,10 @@ def test_bytes_and_messages_are_those_declared(rows):
 
 
 def test_what_a_cpu_cannot_tell_is_said_once(rows):
-    if next(iter(rows.values())).gpu_count:
-        assert of(rows, "device_busy").keys() == of(rows, "peak_memory").keys() == of(rows, "step").keys()
-        assert {row.n for row in of(rows, "timeline", kind="optimizer").values()} == {200}
-        communicating = {contender for contender, row in of(rows, "communication").items() if row.mean > 0}
-        assert communicating == of(rows, "step").keys() - {("none", "")}
-        assert of(rows, "host").keys() == of(rows, "step").keys()
-        for row in of(rows, "launches").values():
-            assert row.mean == 1 if row.compiled else row.mean > 10
-    else:
-        for metric in ("device_busy", "peak_memory"):
-            assert rows["", "", "", metric].status == "skipped"
-            assert not of(rows, metric)
+    on_gpu = next(iter(rows.values())).gpu_count
+    for metric in ("device_busy", "peak_memory"):
+        assert on_gpu or rows["", "", "", metric].status == "skipped"
+        assert of(rows, metric).keys() == (of(rows, "step").keys() if on_gpu else set())
 
 
 def make_runs(device, **changes):
