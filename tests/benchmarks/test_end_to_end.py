@@ -1,6 +1,5 @@
 """The experiment on the whole model, on a CPU."""
 
-import time
 from functools import partial
 
 import pytest
@@ -9,7 +8,6 @@ import torch._inductor.config
 
 from cs336_systems.benchmarks import end_to_end
 from cs336_systems.experiments.end_to_end import EndToEnd
-from cs336_systems.training_step import TrainingStep
 
 CPU = torch.device("cpu")
 TINY = "tiny:d_model=8,d_ff=8,num_layers=1,num_heads=2"
@@ -22,26 +20,6 @@ def tiny(**parameters):
 def measured(cell):
     torch.manual_seed(0)
     return {measurement.metric: measurement for measurement in end_to_end.measure(cell, CPU)}
-
-
-@pytest.mark.parametrize("warmup", [0, 1])
-def test_a_slow_first_step_counts_only_without_warm_up(monkeypatch, warmup):
-    forward = TrainingStep.forward
-    calls = []
-
-    def slow_at_first(step):
-        calls.append(step)
-        if len(calls) == 1:
-            time.sleep(0.2)
-        forward(step)
-
-    monkeypatch.setattr(TrainingStep, "forward", slow_at_first)
-    metrics = measured(tiny(warmup=warmup, mode="forward"))
-    assert len(calls) == warmup + 3
-    timed = warmup == 0
-    assert (metrics["first_step"].mean > 200) == timed
-    assert (metrics["step"].mean > 200 / 3) == timed
-    assert (metrics["warmup"].mean > 0.2) != timed
 
 
 def test_a_rehearsal_is_eager_and_short_and_a_cold_start_has_none():

@@ -14,7 +14,7 @@ from tests.samples import measured, provenance, write_raw
 from tests.support.faults import tables_of
 
 ODD = {"size": "odd:d_model=30,d_ff=44,num_layers=5,num_heads=3", "context": 11}
-STEPS = ODD | {"steps": 3}
+STEPS = ODD | {"warmup": 1, "steps": 3}
 PRECISIONS = ("fp32", "bf16")
 
 
