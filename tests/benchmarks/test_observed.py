@@ -97,7 +97,7 @@ WRONG = {
     "naive as flat": ("data_parallel", "flat", "naive", "30 × all_reduce in synchronization, and 1 "),
     "overlapped as naive": ("data_parallel", "naive", "overlapped", "0 × all_reduce in synchronization"),
     "one without communication": ("data_parallel", "naive", "none", "0 × all_reduce"),
-    "another dtype on the wire": (
+    "another dtype": (
         "data_parallel",
         "ddp_view 25",
         in_fp16,
@@ -110,12 +110,7 @@ WRONG = {
     "no update": ("data_parallel", "bucketed 100", frozen, "it does not change the weights"),
     "whole as sharded": ("optimizer_sharding", "sharded", "unsharded", " in update, and "),
     "sharded as whole": ("optimizer_sharding", "unsharded", "sharded", " in update, and none"),
-    "other views": (
-        "optimizer_sharding",
-        "zero_redundancy",
-        "zero_redundancy_view",
-        "2 × broadcast in update, and 30 ",
-    ),
+    "other views": ("optimizer_sharding", "zero_redundancy", "zero_redundancy_view", "2 × broadcast in update, and 30"),
     "by block as by layer": ("fsdp", "fsdp", "fsdp_blocks", "8 × all_gather in passes, and 44 declared"),
     "weights kept": ("fsdp", "fully_shard", not_resharded, "4 × all_gather in passes, and 7 "),
     "weights in fp32": ("fsdp", "fsdp", in_fp32, "139968 bytes by all_gather"),

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from cs336_systems.benchmarks.comparison import device_clock
 from cs336_systems.benchmarks.comparison.device_trace import Ran, Traced, count, trace
 from cs336_systems.benchmarks.comparison.least_times import require_possible
 from cs336_systems.measure.memory import Unavailable
@@ -75,10 +74,3 @@ def test_work_on_another_stream_is_seen():
     for wait in (True, False):
         traced = trace(lambda wait=wait: work(wait), device)
         assert (traced.kernels, traced.outside == 0) == (1, wait)
-
-
-@pytest.mark.gpu
-def test_lines_that_are_set_aside_are_seen_and_given_back():
-    assert device_clock._driver().cuCtxSetLimit(device_clock.PERSISTING_L2, 2**23) == 0
-    assert device_clock.take_persisting_l2() >= 2**23  # in units of the device's
-    assert device_clock.take_persisting_l2() == 0
