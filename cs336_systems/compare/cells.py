@@ -95,7 +95,8 @@ class Cell:
 
     def time(self, row: Row, top_clock: float | None) -> Time:
         """A row's time for the statistics; `top_clock` is the highest clock of the run, MHz."""
-        clock = self.median(SM_CLOCK)
+        # In steady state, which has a row of first steps, low clocks are no sign of a GPU that is still warming up.
+        clock = self.median(SM_CLOCK) if self.median("first_steps") is None else None
         time = time_of(
             (row.median or 0.0) * 1e3 * SECONDS.get(row.unit, 1e-3),
             parse_samples(row.samples),
