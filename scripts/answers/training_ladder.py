@@ -139,10 +139,10 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
         more=facts.say(
             "A step has {best[batch_size]} × {best[context]} tokens; it is {begin[step] / best[step]:times} as fast as "
             "the first rung that fits (_{begin[title]}_).",
-            "In steady state it draws {watts:whole} W.",
-            "The first steps, on a cooler GPU, take {first}.",
         ),
         reason=facts.say(
+            "In steady state it draws {watts:whole} W.",
+            "The first steps, on a cooler GPU, take {first}.",
             "These are the first {cool:whole} steps, on a cool GPU; at the power limit later steps are slower.",
             "Timed alone in the same job (@fig-ladder), the parts of a bf16 step take {parts[floor]:ms}: matmuls "
             "{parts[matmuls]:ms}, attention {parts[attention]:ms}, the update {parts[update]:ms}, and norms and the "
