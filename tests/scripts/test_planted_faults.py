@@ -45,13 +45,13 @@ SEGMENTS = {"attention": "flash", "segment": 4}
 FOLLOWED = {"context": 512, "precision": "bf16", "attention": "plain", "mode": "train_step"}
 UNCLASSIFIED = FOLLOWED | {"category": "allocator's rounding", "metric": ["at_peak", "most"]}
 BLOCK = {"context": 512, "precision": "bf16", "attention": "plain"}
-RANKS = {"processes": 2, "precision": "bf16", "compiled": False, "kind": ""}
+RANKS = {"processes": 2, "precision": "fp32", "compiled": False, "kind": ""}
 LARGE = PROFILED | {"size": "xl", "precision": "fp32", "compiled": False}
 SCORES = {
     **LARGE | {"mode": "inference"},
     **{"metric": "kernel", "range": "scores", "category": "matmul", "stage": "forward"},
 }
-SHARES = {"processes": 2, "precision": "bf16", "contender": "sharded", "moment": "before_update"}
+SHARES = {"processes": 2, "precision": "fp32", "contender": "sharded", "moment": "before_update"}
 STATE = SHARES | {"moment": "after_update", "metric": "held", "part": "optimizer_state"}
 FP32 = {"processes": 2, "precision": "fp32"}
 UNITS = {"size": "2.7B", "processes": 2, "precision": "fp32"}
