@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -33,7 +34,7 @@ def collect(device: torch.device, *, gpus: int, nodes: int = 1, seed: int, start
         cudnn=_cudnn_version() if on_gpu else "",
         nccl=".".join(map(str, torch.cuda.nccl.version())) if on_gpu and dist.is_nccl_available() else "",
         torch=torch.__version__,
-        torch_files=files_digest(Path(torch.__file__).parent),
+        torch_files=torch_files(),
         triton=version_of("triton"),
         flash_attn=version_of("flash-attn-4"),
         python=platform.python_version(),
@@ -45,6 +46,12 @@ def collect(device: torch.device, *, gpus: int, nodes: int = 1, seed: int, start
         seed=seed,
         startup_seconds=max(startup_seconds, 0.0),  # The host's clock may have been set back in the meantime.
     )
+
+
+@cache
+def torch_files() -> str:
+    """The digest of the imported PyTorch, cached since it reads thousands of files."""
+    return files_digest(Path(torch.__file__).parent)
 
 
 def files_digest(package: Path) -> str:
