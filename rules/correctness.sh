@@ -28,9 +28,12 @@ trap 'rm -rf "$cache"' EXIT
 run() { COLUMNS=1000 OMP_NUM_THREADS=1 python -m pytest -q -m numeric -o cache_dir="$cache" -o timeout=1800 "$@" "${tests[@]}" >"$log" 2>&1; }
 # Side by side: most of the time processors compile. A worker takes neighbours, which share what takes long to make, and then
 # the rest of others'. What has failed runs again by itself, since GPUs are shared too: their time and memory, and some let
-# in one process only.
+# in one process only. Not on two processors: most tests have two ranks, and each worker spends ten seconds on starting
+# processes of its own.
 workers=()
-if [ "${#tests[@]}" -gt 1 ]; then workers=(--numprocesses=auto --maxprocesses=8 --dist=worksteal); fi
+if [ "${#tests[@]}" -gt 1 ] && [ "$(getconf _NPROCESSORS_ONLN)" -gt 2 ]; then
+    workers=(--numprocesses=auto --maxprocesses=8 --dist=worksteal)
+fi
 status=0
 run "${workers[@]}" || run --last-failed || status=$?
 if [ "$status" -ne 0 ]; then
