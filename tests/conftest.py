@@ -1,6 +1,9 @@
 """Skips what this machine cannot run, with the reason."""
 
+import atexit
 import gc
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,8 +56,23 @@ def pytest_collection_finish():
     gc.enable()
 
 
+FINISHED = []
+"""The exit status, once all tests have run."""
+
+
+def pytest_sessionfinish(exitstatus):
+    FINISHED.append(int(exitstatus))
+
+
+@atexit.register  # before PyTorch is imported, so that it runs after everything that PyTorch registers
+def end_at_once():
+    """End without tearing down PyTorch and its compiler, which takes longer than most files of tests."""
+    if FINISHED:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(*FINISHED)
+
+
 def pytest_configure(config):
-    """Take everything down at the very end, after pytest itself has looked for garbage several times."""
-    config.add_cleanup(gc.unfreeze)
     if not getattr(config.option, "numprocesses", None):  # A process that only hands out tests needs no PyTorch.
         config.pluginmanager.import_plugin("tests.support.ranks")

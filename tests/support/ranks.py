@@ -122,7 +122,7 @@ def run_module(device, module, arguments, printed):
 def fork_server():
     """A context whose processes are forked from one that has imported what takes seconds, and started nothing yet."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim"])
+    context.set_forkserver_preload(["tests.support.forked_from"])
     return context
 
 
