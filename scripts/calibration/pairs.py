@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from cs336_systems.compare.bounds import bound, device_bound
 from cs336_systems.compare.cells import Cell, Key, cells_of, top_clock
+from cs336_systems.compare.comparison import matched
 from cs336_systems.compare.statistics import Time
 from cs336_systems.experiments.flash import contender_of
 from cs336_systems.experiments.registry import KINDS
@@ -21,8 +22,7 @@ from cs336_systems.record.rows import Provenance, row_model
 from cs336_systems.record.validation import Row
 
 SLOWED = ("2026-11-22T14:52:41+00:00",)
-"""Recordings that were replaced because a self-check (scripts/checks/slowed_card.py) found that their GPU was slowed
-down."""
+"""Recordings that were replaced because a self-check found that their GPU was slowed down."""
 SETTLED = "2026-11-21T10"
 """Earlier recordings have no clocks, and their steps were timed by other code."""
 VERSIONS = ("gpu", "driver", "cuda", "cudnn", "torch", "torch_files", "triton")
@@ -100,12 +100,8 @@ def pairs_of(runs: Iterable[Sequence[Row]]) -> list[Pair]:
             utcs = cell_a.rows[0].utc, cell_b.rows[0].utc
             if len({*utcs, *SLOWED}) < 2 + len(SLOWED) or min(utcs) < SETTLED:
                 continue
-            others = {(row.metric, row.unit, cell_b.details(row)): row for row in cell_b.compared()}
-            for a in cell_a.compared():
-                b = others.get((a.metric, a.unit, cell_a.details(a)))
-                if b is None or not same_program(a, b):
-                    continue
-                if a.gpu and not (device_bound(cell_a, a) and device_bound(cell_b, b)):
+            for _, a, _, b in matched(cell_a, cell_b):
+                if not same_program(a, b) or (a.gpu and not (device_bound(cell_a, a) and device_bound(cell_b, b))):
                     continue
                 times = cell_a.time(a, top_a), cell_b.time(b, top_b)
                 pairs.append(Pair(cell_a.name, a.metric, bound(cell_b, b), (a.utc, b.utc), *times))

@@ -32,13 +32,10 @@ def test_a_model_is_as_wide_as_unchanged_runs_differ():
     assert len(pairs) >= 40
     once = fit(pairs)
     factor = [(pair.b.median / pair.a.median) ** 2 for pair in pairs]
-    wider = fit([_moved(pair, more) for pair, more in zip(pairs, factor, strict=True)])
+    moved = [replace(pair.b, median=more * pair.b.median) for pair, more in zip(pairs, factor, strict=True)]
+    wider = fit([replace(pair, b=b) for pair, b in zip(pairs, moved, strict=True)])
     assert once.base < 0.01
     assert wider.base > 2 * once.base
-
-
-def _moved(pair, factor):
-    return replace(pair, b=replace(pair.b, median=pair.b.median * factor))
 
 
 @pytest.mark.slow
