@@ -21,7 +21,7 @@ from cs336_systems.accounting.step_time import DEFAULT, LEAST, UNKNOWN
 from cs336_systems.accounting.step_work import Work, part_work, step_work
 from cs336_systems.experiments.training_ladder import TOP
 from cs336_systems.fit.gpus import rates_of
-from cs336_systems.fit.recorded import PATH, Recorded, read
+from cs336_systems.fit.recorded import PATH, read
 from cs336_systems.measure.gpus import listed
 from scripts.views.data import load_recorded, measured_gpu, select
 from scripts.views.steps import step_table
@@ -93,13 +93,12 @@ def at_least_zero(matrix: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
 
 def facts(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """Contents of the file that `cs336_systems.fit.recorded` reads."""
-    gpu = measured_gpu(tables)
-    memory = int(max(table["gpu_memory"].max() for table in tables.values() if len(table)))
-    content: dict[str, Any] = {"gpu": gpu, "memory": memory, "weights": rounded(fit(list(observations(tables))))}
+    content = model_of(tables) | {"weights": rounded(fit(list(observations(tables))))}
     content["launch_seconds"] = launch_seconds(tables["end_to_end"])
     content |= {"memory_errors": {}, "time_errors": {}}
     content |= errors_of(predictions(tables, read(content)))
-    content["others"] = [of_other(load_recorded(folder), read(content)) for folder in OTHERS]
+    others = [load_recorded(folder) for folder in OTHERS]
+    content["others"] = [model_of(other) | errors_of(predictions(other, read(content))) for other in others]
     return content
 
 
@@ -112,10 +111,10 @@ def errors_of(predicted: DataFrame) -> dict[str, Any]:
     return errors
 
 
-def of_other(tables: Mapping[str, DataFrame], known: Recorded) -> dict[str, Any]:
-    """A recorded GPU model, its memory, and the errors of predictions with weights fitted to another."""
+def model_of(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+    """The measured GPU model and its memory."""
     memory = int(max(table["gpu_memory"].max() for table in tables.values() if len(table)))
-    return {"gpu": measured_gpu(tables), "memory": memory, **errors_of(predictions(tables, known))}
+    return {"gpu": measured_gpu(tables), "memory": memory}
 
 
 def launch_seconds(end_to_end: DataFrame) -> float:
