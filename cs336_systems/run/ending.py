@@ -35,10 +35,11 @@ def ending(results: Path, after: str) -> Iterator[str]:
 
 
 def findings(source: str) -> list[str]:
-    """The first headline numbers of a report's Typst source, or answers if there are too few."""
+    """The first headline numbers of a report's Typst source, or measured answers if there are too few."""
     numbers = [f"{match['number']}: {match['meaning']}" for match in HEADLINE.finditer(source)]
     answers = [match["meaning"] for match in ANSWER.finditer(source)]
-    return [plain(text) for text in (numbers + answers)[:FINDINGS]]
+    measured = [text for text in map(plain, numbers + answers) if not text.startswith("Not measured")]
+    return measured[:FINDINGS]
 
 
 def plain(markup: str) -> str:

@@ -34,7 +34,7 @@ def test_markdown_is_marked_and_all_else_is_literal():
 
 
 def test_a_number_is_the_tables():
-    assert number(f"{CELL} rung=overlap", recorded()) == "158\u202fms"
+    assert number(f"{CELL} rung=overlap", recorded()) == "165\u202fms"
     assert number(f"{CELL.replace('step', 'step.p80', 1)} rung=overlap", recorded()) == "166\u202fms"
 
 

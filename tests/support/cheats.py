@@ -96,7 +96,8 @@ class Threaded(torch.autograd.Function):
     def forward(ctx, q, k, v, is_causal):
         ctx.save_for_backward(q, k, v)
         ctx.is_causal, o = is_causal, torch.empty_like(q)
-        ctx.thread = threading.Thread(target=lambda: o.copy_(full(q, k, v, is_causal)))
+        # Later than a CPU that is busy compares it.
+        ctx.thread = threading.Timer(0.2, lambda: o.copy_(full(q, k, v, is_causal)))
         ctx.thread.start()
         return o
 

@@ -105,10 +105,6 @@ def test_all_of_an_experiment_is_in_the_report(project, text):
         "4 pings came back",
     ):
         assert squeeze(words) in text, words
-    command = (
-        "torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks ping --processes 2 --numbers 10 1000"
-    )
-    assert command in (project / "results/cpu/writeup.typ").read_text()
     assert "every process was counted once by a ping,passed,4 cells" in (project / "results/cpu/checks.csv").read_text()
     assert "2 processes" in (project / "results/cpu/figures/ping_time.svg").read_text()
 

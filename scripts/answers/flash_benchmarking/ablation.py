@@ -81,9 +81,12 @@ def ablation_table(rows: DataFrame) -> Table:
     ]
     rows = rows.assign(text=texts)
     wide = flat(rows.pivot(index="without", columns=["precision", "d", "metric"], values="text"))
-    lines = wide.reindex([name for name in DECISIONS if name in wide.index])
+    kinds = sorted(set(zip(rows["precision"], rows["d"], strict=True)))
     columns: Columns = {"": {"reverted": "{title}"}} | {
-        f"{precision}, d = {d}": {phase: f"{{{precision} {d} {phase}}}" for phase in PHASES}
-        for precision, d in sorted(set(zip(rows["precision"], rows["d"], strict=True)))
+        f"{precision}, d = {d}": {phase: f"{{{precision} {d} {phase}}}" for phase in PHASES} for precision, d in kinds
     }
+    lines = wide.reindex(
+        [name for name in DECISIONS if name in wide.index],
+        columns=[f"{precision} {d} {phase}" for precision, d in kinds for phase in PHASES],
+    )
     return grid(lines.assign(title=lines.index.map(DECISIONS)), columns)
