@@ -104,9 +104,6 @@ def norm(dtypes: DataFrame) -> Answer:
         asked="(b) Layer normalization",
         verdict="LayerNorm's mean and variance are sensitive: in fp16 their sums can overflow or underflow.",
         more="bf16 has fp32's range, so nothing overflows, but its 8 significant bits are too few for the statistics.",
-        reason=say(
-            "On this device, LayerNorm's output under autocast is {dtype}.", dtype=dtypes.loc["norm_output", "fp16"]
-        ),
     )
 
 

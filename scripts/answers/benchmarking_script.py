@@ -89,8 +89,8 @@ def times(table: DataFrame, eager: DataFrame) -> Answer:
             legend={"busy / %": "Busy: the device's share of the step", "*": "*: host-bound"},
         ),
         reason=facts.say(
-            "Of the eager training steps {bound:listing} are host-bound: the device is busy for less than "
-            "{share:percent} of the step and waits for launches, so these are the host's times.",
+            "Of the eager training steps at all contexts {bound:listing} are host-bound: the device is busy for less "
+            "than {share:percent} of the step and waits for launches, so these are the host's times.",
             share=HOST_BOUND,
         ),
     )

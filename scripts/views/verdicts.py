@@ -13,9 +13,9 @@ from scripts.rendering.markup import Typst, measured
 
 HOST_BOUND, TOO_FEW = "host-bound", "too few steps"
 RULE = say(
-    "Of two programs, the faster one wins more than {won:percent} of the pairs of steps of the same round, and more "
-    "than equal programs would in 1 of {odds:whole} comparisons; otherwise they are on par. Host-bound steps are "
-    "not compared.",
+    "A program is called faster if it wins more than {won:percent} of the pairs of steps of the same round, and if "
+    "equal programs would win as many in fewer than 1 of {odds:whole} comparisons; otherwise the two are on par. "
+    "Host-bound steps are not compared.",
     won=WON,
     odds=1 / CHANCE,
 )

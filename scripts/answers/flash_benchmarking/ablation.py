@@ -43,7 +43,7 @@ def ablation(table: DataFrame) -> Answer:
             f"{', '.join(lengths)}.",
             legend={"–": "–: does not apply", **MARKS},
         ),
-        reason="Each decision is reverted alone, with the tiles that were chosen for it. If these tiles no longer "
+        reason="Each decision is reverted alone, with the tiles that were chosen with it. If these tiles no longer "
         "suit, the ratio is far larger than in kernels tuned without the decision.",
     )
 
@@ -59,12 +59,12 @@ def passes(table: DataFrame) -> DataFrame:
 
 def costliest(rows: DataFrame) -> Typst:
     """The decision of one precision whose reversal costs most."""
-    worth = rows[rows["without"] != "nothing"].dropna(subset="worth").groupby("without")["worth"]
+    worth = rows[(rows["without"] != "nothing") & (rows["n"] > 1)].dropna(subset="worth").groupby("without")["worth"]
     if not worth.ngroups:
         return NOTHING
     decision = worth.median().idxmax()
     return say(
-        "In {name}, _{costly}_ costs most: {gain:span times} the time.",
+        "In {name}, _{costly}_ costs most in the median: {gain:span times} the time.",
         name=rows["precision"].iloc[0],
         costly=DECISIONS[str(decision)],
         gain=least_and_most(worth.get_group(decision)),

@@ -89,7 +89,7 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
         more=say(
             "{row[label]}, {row[precision]}: {row[shown forward]}, {row[calls forward]:whole} calls, "
             "{row[share forward]:percent} of the time.",
-            "Including the backward pass, it is the same one in {same} of {cells}.",
+            "With the backward pass, the same is longest in {same} of {cells}.",
             row=last(select(lines, size=close["size"].iloc[0])),
             same=same or "none",
             cells=count(len(trained), "cell") if len(trained) else None,
