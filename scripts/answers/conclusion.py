@@ -58,8 +58,8 @@ def state_sharded(table: DataFrame) -> Typst:
         return NOTHING
     peak = select(peaks(memory(table)), cell=found[0].cell).set_index("contender")["peak"]
     return say(
-        "Sharding the optimizer over symmetric memory lowers {own[label]}'s peak by {saved:gib}: {own[median]:ms} per "
-        "step, not {other[median]:ms} with NCCL's buckets ({own[cell]}).",
+        "Shard the optimizer over symmetric memory: {saved:gib} less, {own[median]:ms} per step, not "
+        "{other[median]:ms} ({own[cell]}).",
         saved=peak[UNSHARDED] - peak[SHARDED_STATE],
         own=found[0].first,
         other=found[0].other,
@@ -114,15 +114,13 @@ def advice(tables: Tables, fastest_wrapper: Series | None) -> Answer:
     return Answer(
         asked="What to do on this machine",
         missing="Cannot be decided: no device-bound training step was measured.",
-        verdict=facts.say(
-            "On several GPUs, train in {best[precision]}," + graph + " with _{wrapper}_ data parallelism."
-        )
+        verdict=facts.say("Train in {best[precision]}," + graph + " with _{wrapper}_ data parallelism.")
         or one.say("Start with {must:listing}: without them, {label} does not fit.")
         or one.say("Start with {most:listing}: nothing else shortens {label}'s step as much."),
         more=facts.say(
             state_sharded(tables["optimizer_sharding"]),
-            "If weights do not fit, use _{fsdp.first[title]}_: {fsdp.speed.ratio:percent} of the speed without "
-            "communication ({fsdp.cell}).",
+            "If weights do not fit, use _{fsdp.first[title]}_: {fsdp.speed.ratio:percent} of unsharded speed "
+            "({fsdp.cell}).",
         ),
         reason=facts.say(
             "Launched kernel by kernel in bf16 (@sec-training_ladder), a step takes {steps:listing}.",

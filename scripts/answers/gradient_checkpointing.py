@@ -79,12 +79,7 @@ def measured(found: DataFrame) -> Answer:
     best = [say("{row[segment]} ({row[attention]}, {row[peak]:GiB})", **case) for case in cases]
     return Answer(
         asked="(b) Best segment",
-        verdict=say(
-            "The best numbers of blocks per segment are {best:listing} at {row[label]}, context {row[context]}, "
-            "{row[precision]}.",
-            best=best,
-            row=first(found),
-        )
+        verdict=say("The best numbers of blocks per segment are {best:listing}.", best=best)
         or say(
             "Peaks are counted on GPUs only; segments of {row[segment]} take {row[step] / plain[step]:times} the time "
             "of no checkpoints.",
