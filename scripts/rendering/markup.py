@@ -14,8 +14,6 @@ from typing import TypeGuard
 FONT_FOLDER = Path(str(distribution("matplotlib").locate_file("matplotlib/mpl-data/fonts/ttf")))
 """Matplotlib's DejaVu Sans, the report's fallback font: it covers most alphabets and comes with a dependency."""
 NOT_MEASURED = "not measured"
-LONGEST_TABLE = 30
-"""Tables with more rows are only in the web edition."""
 
 
 class Typst(str):
