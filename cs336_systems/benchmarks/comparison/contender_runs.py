@@ -140,14 +140,14 @@ class ContenderRuns:
         model, communicates = training.model, contender.name != BASELINE
         if communicates and differ_among_ranks(sample_weights(model)):
             refuse("ranks start with different weights", foreign=not_ours(contender))
-        phases = self._as_timed(training)
-        for _ in range(STEPS_BEFORE_CHECK):
-            run(phases)
+        for _ in range(training.calls_before_capture if self.replays else STEPS_BEFORE_CHECK):
+            run(training.phases)
         with torch.random.fork_rng(
             [self.device] if self.device.type == "cuda" else []
         ):  # the step draws the same numbers
             own = own_gradients(model, self.tokens, self.cell.precision)
         before = sample_weights(model)
+        phases = self._as_timed(training, calls=0)  # Only now: a graph keeps its memory.
         run(phases)
         del phases  # A wrapper that ends its own NCCL group waits for the graphs that use it.
         after = sample_weights(model)
@@ -172,6 +172,7 @@ class ContenderRuns:
     def _turn(self, contender: Declared, training: Training, **around: Callable[[], None]) -> Turn:
         """Run a turn of a new training run; `around` is called before or after each timed step."""
         self.observer.check(contender, training)
+        reset_peak(self.device)  # Steps are observed uncompiled.
         phases = self._as_timed(training)
         laps = time_steps(phases, self.device, warmup=self.cell.warmup, steps=self.cell.steps, **around)
         del phases  # before the wrapper, as above
@@ -306,6 +307,8 @@ class ContenderRuns:
         needed = contender.needed(self.cell, on_gpu=self.device.type == "cuda")
         check_memory(round(SLACK * needed) + spare, self.device)
 
-    def _as_timed(self, training: Training) -> Phases:
-        """The phases of a training run, as they are timed as a whole."""
-        return captured(training.phases, training.calls_before_capture) if self.replays else training.phases
+    def _as_timed(self, training: Training, calls: int | None = None) -> Phases:
+        """The phases of a training run, as they are timed as a whole: a graph is captured after some eager calls."""
+        if not self.replays:
+            return training.phases
+        return captured(training.phases, training.calls_before_capture if calls is None else calls)
