@@ -8,6 +8,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from cs336_systems.accounting.units import MIB
+from cs336_systems.benchmarks.comparison.agreement import free_memory
 from cs336_systems.benchmarks.comparison.training import Training
 from cs336_systems.experiments.optimizer_sharding import MOMENTS
 from cs336_systems.measure.memory import in_use, most_in_use, reset_peak
@@ -43,7 +44,7 @@ def memory_rows(training: Training, device: torch.device, base: int, details: Ma
     rows = [*at(INITIALIZED)]
     for phase in training.careful.values():  # State exists from the first step on.
         phase()
-    synchronize(device)
+    free_memory(device)  # PyTorch's wrapper makes new buckets in the next step; NCCL's watchdog may hold the old ones.
     reset_peak(device)
     for name, phase in training.careful.items():
         if name == "optimizer":
