@@ -65,7 +65,6 @@ class Grid(Part):
     one_job_per: list[Annotated[str, Field(description="the name of a parameter")]] = Field(
         default=[], description="a list of the grid's parameters"
     )
-    recorded_only: bool = Field(default=False, description="true or false")
     quick: Literal["none"] | dict[str, list[Any]] = Field(
         default={}, description="none, or a mapping from some of the grid's parameters to fewer of their values"
     )

@@ -148,8 +148,8 @@ def with_own(
     return {**values, PARAMETER: [*values.get(PARAMETER, [default]), *own]}
 
 
-def plan_jobs(experiment: str, config: Config, scale: str, *, recorded: bool = False) -> dict[str, Job]:
-    """The jobs of one experiment, by name; grids that are only recorded are included if nothing is measured.
+def plan_jobs(experiment: str, config: Config, scale: str) -> dict[str, Job]:
+    """The jobs of one experiment, by name.
 
     Raises:
         Mistake: a parameter that the experiment does not have, a value it does not allow, a custom size that is not a
@@ -159,20 +159,15 @@ def plan_jobs(experiment: str, config: Config, scale: str, *, recorded: bool = F
     sizes = own_sizes(config.sizes)
     jobs: dict[str, Job] = {}
     owner: dict[Experiment, str] = {}
-    of_record: set[Experiment] = set()
     own = own_texts(experiment, config)
     for grid_name, whole in getattr(config.experiments[experiment], grids_of(scale)).items():
         path = ("experiments", experiment, grids_of(scale), grid_name)
         grid = at_scale(whole, scale, path)
-        if not grid or (grid.recorded_only and not recorded):
+        if not grid:
             continue
         try:
             values = with_own(kind, grid.values, own, owner)
             for job in _grid_jobs(kind, grid_name, values, grid.one_job_per, sizes, config.model):
-                if of_record.issuperset(job.cells):
-                    continue  # Cells of an earlier recorded grid are measured again in this one.
-                if grid.recorded_only:
-                    of_record.update(job.cells)
                 _add(job, jobs, owner)
         except ValueError as error:
             raise Mistake(path, f"{'.'.join(path)}: {error}") from None

@@ -172,7 +172,7 @@ def _make_plan(config: Config, recorded: Path) -> Plan:
     scale: str = config.scale
     if scale == AUTO:
         scale = SMOKE if machine == CPU else HANDOUT
-    jobs = {name: plan_jobs(name, config, scale, recorded=not measures) for name in config.experiments}
+    jobs = {name: plan_jobs(name, config, scale) for name in config.experiments}
     plan = Plan(
         machine=machine,
         gpus=gpus,

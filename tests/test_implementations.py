@@ -157,14 +157,6 @@ def test_adapters_that_cannot_be_measured_are_refused(tmp_path, folder, files, c
         make_plan(config(implementations={"adapters": str(tmp_path / "one" / folder)}), tmp_path)
 
 
-def test_what_is_only_recorded_is_not_measured():
-    grid = {"all": {"accumulator": ["fp32"]}, "once": {"accumulator": ["bf16"], "recorded_only": True}}
-    experiments = config()["experiments"] | {"accumulation": {"smoke": grid, "handout": grid}}
-    planned = make_plan(config(experiments=experiments)).jobs["accumulation"]
-    recorded = make_plan(config(experiments=experiments, recorded="nvidia-h200")).jobs["accumulation"]
-    assert (list(planned), list(recorded)) == (["all"], ["all", "once"])
-
-
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
