@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -70,8 +70,7 @@ def losses(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
     lost: list[tuple[str, ...]] = []
     for experiment, jobs in plan.jobs.items():
         table = tables[experiment]
-        rows = table[table["status"] != "ok"]
-        lost += [(experiment, *row, "") for row in rows[["metric", "status", "message"]].itertuples(index=False)]
+        lost += [(experiment, *row, "") for row in lost_rows(experiment, table)]
         measured = set(cells_of(experiment, table))
         for job in jobs.values():
             why = why_not_run(job)
@@ -80,6 +79,18 @@ def losses(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
     alike = ["experiment", "metric", "status", "not run"]
     grouped = DataFrame(lost, columns=[*alike[:3], "reason", "not run"]).groupby(alike, sort=False)["reason"]
     return grouped.agg(cells="size", reason="first").reset_index().drop(columns="not run")
+
+
+def lost_rows(experiment: str, table: DataFrame) -> Iterator[tuple[str, str, str]]:
+    """Metric, status and message of what was not measured; one row for a cell without any measured metric."""
+    outcomes = cell_outcomes(experiment, table)
+    columns = (table[name] for name in ("metric", "status", "message"))
+    for cell, metric, status, message in zip(cells_of(experiment, table), *columns, strict=True):
+        if status != "ok" and cell in outcomes:
+            whole = outcomes[cell] not in ("ok", INCOMPLETE)
+            yield WHOLE_CELL if whole else metric, status, message
+            if whole:
+                del outcomes[cell]
 
 
 def reasons(plan: Plan) -> Callable[[Job], str]:

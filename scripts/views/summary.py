@@ -33,6 +33,11 @@ VERSIONS = {
     "python": "Python",
     "seed": "seed",
 }
+IN_FULL = {
+    r"each process needs .* GB of memory, and .* GB are free.*": "a process needs more memory than is free",
+    r"not a decision of this pass here|this pass does not use it here": "the pass does not make the reverted decision",
+}
+"""Recorded messages whose numbers differ by cell, or that are unclear without their cell, in other words."""
 UNKNOWN = {"cores": "0", "gpu_count": "0"}
 """Values that are not printed, besides an empty text: not recorded, or none."""
 WORDS = {
@@ -135,7 +140,7 @@ def reasons_table(lost: DataFrame) -> Table | None:
     """Each reason once: the affected experiments, the number of lost cells, and the number of lost metrics in other
     cells.
     """
-    reasons = lost["reason"].where(lost["status"] != "oom", "out of memory")
+    reasons = lost["reason"].where(lost["status"] != "oom", "out of memory").replace(IN_FULL, regex=True)
     noun = lost["metric"].map(lambda metric: "cell" if metric == WHOLE_CELL else "metric")
     body = [
         [

@@ -87,6 +87,7 @@ def test_what_a_wider_machine_measured_counts(wide, tmp_path):
     # One of them takes back what no kernel of its precision and dimension has.
     assert (covered["ok"].sum(), covered["skipped"].sum(), covered["not run"].sum()) == (len(cells) - 2, 1, 1)
     assert list(select(lost, status="not run")["cells"]) == [1]
+    assert list(select(lost, metric=WHOLE_CELL, status="skipped")["cells"]) == [1]
 
 
 def test_a_cell_that_is_planned_no_more_has_no_grid(tmp_path):
