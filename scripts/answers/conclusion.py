@@ -2,21 +2,16 @@
 
 from pandas import DataFrame, Series
 
-from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
-from cs336_systems.experiments.fsdp import FullyShardedTraining
-from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
-from cs336_systems.experiments.training_ladder import TOP
-from scripts.rendering.answer import NOTHING, Answer, Facts, Found, Tables, say
+from cs336_systems.experiments.data_parallel import DataParallelTraining
+from scripts.rendering.answer import Answer, Facts, Found, Tables
 from scripts.rendering.markup import Typst, percent
-from scripts.views.comparison import contenders, device_bound, duels, fastest, setting_name
+from scripts.views.comparison import contenders, device_bound, fastest, setting_name
 from scripts.views.comparison_tables import missing
-from scripts.views.data import PRECISIONS, select
-from scripts.views.data_parallel import OURS, PYTORCH, against_baseline
-from scripts.views.fsdp import OURS as OUR_FSDP
-from scripts.views.optimizer_sharding import UNSHARDED, memory, peaks
-from scripts.views.training_ladder import ends, needed, rung_table, worth_doing, wrapped_table
+from scripts.views.data import PRECISIONS, one, select
+from scripts.views.data_parallel import OURS, PYTORCH
+from scripts.views.training_ladder import ends, needed, rung_table, worth_doing, wrapped_cell
+from scripts.views.verdicts import against
 
-SHARDED_STATE = "sharded_symmetric_memory"
 GRAPH = "compiled into one CUDA graph"
 """How data parallelism runs a compiled step on GPUs."""
 
@@ -26,8 +21,12 @@ def answers(tables: Tables) -> Found:
     wrappers = compared_wrappers(contenders(DataParallelTraining, tables["data_parallel"]))
     why = missing(tables["data_parallel"])
     why = "Cannot be decided: no steady, device-bound step without communication." if len(wrappers) else why
-    best = fastest(select(wrappers, processes=wrappers["processes"].max()), list(OURS))
-    return {"scaling": weak_scaling(wrappers, best, why), "advice": advice(tables, best)}
+    cell = select(wrappers, processes=wrappers["processes"].max())
+    best = fastest(cell, list(OURS))
+    return {
+        "scaling": weak_scaling(wrappers, best, why),
+        "advice": advice(tables["training_ladder"], best, fastest(cell, PYTORCH)),
+    }
 
 
 def compared_wrappers(rows: DataFrame) -> DataFrame:
@@ -51,18 +50,15 @@ def one_gpu(table: DataFrame) -> Facts:
     return Facts(label=ladder["label"].iloc[0], must=needed(table, ladder), most=most)
 
 
-def state_sharded(table: DataFrame) -> Typst:
-    """The saving from sharding the optimizer's state, if it is not slower, in the first device-bound cell."""
-    found = duels(contenders(OptimizerSharding, table), [SHARDED_STATE], [UNSHARDED])
-    if not found or found[0].speed.faster is False:
-        return NOTHING
-    peak = select(peaks(memory(table)), cell=found[0].cell).set_index("contender")["peak"]
-    return say(
-        "Shard the optimizer over symmetric memory: {saved:gib} less, {own[median]:ms} per step, not "
-        "{other[median]:ms} ({own[cell]}).",
-        saved=peak[UNSHARDED] - peak[SHARDED_STATE],
-        own=found[0].first,
-        other=found[0].other,
+def in_less_memory(ladder: DataFrame) -> Typst:
+    """The memory that a sharded optimizer and FSDP save over data parallelism in the same cell, and their steps."""
+    cell = wrapped_cell(ladder)
+    whole, state, weights = (one(cell, rung=name) for name in ("data_parallel", "sharded", "fsdp"))
+    return Facts(whole=whole, state=state, weights=weights).say(
+        "To save {whole[peak_memory] - state[peak_memory]:gib} per GPU, shard the optimizer: {state[step]:ms} per "
+        "step, not {whole[step]:ms} as with bucketed data parallelism ({whole[label]}, {whole[processes]} GPUs, bf16, "
+        "no CUDA graph).",
+        "FSDP saves {whole[peak_memory] - weights[peak_memory]:gib} and takes {weights[step]:ms}.",
     )
 
 
@@ -94,37 +90,29 @@ def weak_scaling(wrappers: DataFrame, best: Series | None, why: str) -> Answer:
         ),
         evidence=["weak_scaling"] if best["gpu"] else [],
         details=[] if best["gpu"] else ["weak_scaling"],
-        reason=against_baseline(best, f"{best['title']} ({best['cell']})"),
+        reason="The profiled steps in @sec-naive_ddp_benchmarking show where the rest of the time goes.",
     )
 
 
-def advice(tables: Tables, fastest_wrapper: Series | None) -> Answer:
+def advice(ladder: DataFrame, best: Series | None, theirs: Series | None) -> Answer:
     """The recommended way to train on this machine: on several devices, or else on its one GPU."""
-    best = fastest_wrapper
     if best is not None and (not best["gpu"] or best["precision"] != "bf16"):
         best = None
-    sharded = duels(contenders(FullyShardedTraining, tables["fsdp"]), OUR_FSDP, [BASELINE])
-    fsdp = sharded[0] if sharded else None
     graph = f" {GRAPH}," if best is not None and best["compiled"] else ""
     wrapper = "" if best is None else OURS[best["contender"]]
-    ladder = wrapped_table(tables["training_ladder"])
-    others = ladder[(ladder["gpu"] != "") & (ladder["rung"] != TOP.name)].sort_values("step")
-    steps = [say("{row[step]:ms} ({row[title]})", row=row) for _, row in others.iterrows()]
-    facts, one = Facts(best=best, wrapper=wrapper, fsdp=fsdp, steps=steps), one_gpu(tables["training_ladder"])
+    where = "" if best is None else f"({best['label']}, {best['cell']})"
+    facts, alone = Facts(best=best, wrapper=wrapper), one_gpu(ladder)
     return Answer(
         asked="What to do on this machine",
         missing="Cannot be decided: no device-bound training step was measured.",
         verdict=facts.say("Train in {best[precision]}," + graph + " with _{wrapper}_ data parallelism.")
-        or one.say("Start with {must:listing}: without them, {label} does not fit.")
-        or one.say("Start with {most:listing}: nothing else shortens {label}'s step as much."),
-        more=facts.say(
-            state_sharded(tables["optimizer_sharding"]),
-            "If weights do not fit, use _{fsdp.first[title]}_: {fsdp.speed.ratio:percent} of unsharded speed "
-            "({fsdp.cell}).",
-        ),
+        or alone.say("Start with {must:listing}: without them, {label} does not fit.")
+        or alone.say("Start with {most:listing}: nothing else shortens {label}'s step as much."),
+        more=in_less_memory(ladder),
         reason=facts.say(
-            "Launched kernel by kernel in bf16 (@sec-training_ladder), a step takes {steps:listing}.",
-            "@sec-torch_compile shows what compiling costs, @sec-benchmarking_script the host overhead, "
-            "@sec-beyond_nccl what limits _{wrapper}_, and @sec-fsdp how training with sharded weights compares.",
+            against(best, theirs).sentence(wrapper, "PyTorch's best wrapper", where),
+            "@sec-torch_compile shows what compiling gains, @sec-benchmarking_script the host overhead, "
+            "@sec-naive_ddp_benchmarking how _{wrapper}_ compares with other wrappers, and @sec-fsdp and "
+            "@sec-training_ladder what sharding costs.",
         ),
     )

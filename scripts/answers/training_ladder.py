@@ -3,12 +3,12 @@ alone.
 """
 
 from collections.abc import Sequence
-from math import nan
 from typing import Any
 
 from pandas import DataFrame, Series
 
-from cs336_systems.experiments.training_ladder import FIRST, RUNGS, TOP
+from cs336_systems.experiments.training_ladder import FIRST, FP8, RUNGS, TOP
+from cs336_systems.sizes import parse_size, size_name
 from scripts.rendering.answer import (
     NOT_HERE,
     NOTHING,
@@ -27,6 +27,7 @@ from scripts.rendering.markup import Tile, Typst, fixed_point, measured, millise
 from scripts.views.closed_forms import sized
 from scripts.views.data import measured_machine, one, select
 from scripts.views.training_ladder import (
+    EXACT,
     SCATTER,
     SHAPE,
     WORTH,
@@ -39,12 +40,17 @@ from scripts.views.training_ladder import (
     out_of_memory,
     rung_table,
     worth_doing,
+    wrapped_cell,
     wrapped_table,
 )
 from scripts.views.verdicts import against
 
 PICTURES = ["fastest_step", "ladder"]
 """The first page shows the first of these that is drawn."""
+YARDSTICK = (
+    "The sum is a yardstick, not a lower bound: in the step the update overlaps the backward pass, and the clock may "
+    "differ."
+)
 NEEDS_GPU = "Not measured: it needs a GPU."
 RUNG: Columns = {
     "": "{label}",
@@ -62,15 +68,10 @@ RUNG: Columns = {
     "set-up / s": "{setup:.1f}",
 }
 SIZES: Columns = {
-    "": "{label}",
-    "batch": "{batch_size} × {context}",
-    "fp32 / ms": "{first_step:sig}",
-    "fastest / ms": "{step:sig}",
-    "parts / ms": "{floor:.1f}",
-    "× parts": "{over:.2f}",
-    "MFU / %": "{mfu:.1f}",
-    "tokens/s": "{tokens:.0f}",
-    "mJ/token": "{millijoules:.1f}",
+    "": {"": "{label}", "batch": "{batch_size} × {context}", "rung": "{title}"},
+    "fastest step / ms": {"median": "{step:sig}", "p20–p80": "{p20:sig}–{p80:sig}"},
+    "parts / ms": {"sum": "{floor:sig}", "p20–p80": "{floor_p20:sig}–{floor_p80:sig}", "× parts": "{over:.2f}"},
+    " ": {"MFU / %": "{mfu:.1f}", "tokens/s": "{tokens:.0f}", "mJ/token": "{millijoules:.1f}"},
 }
 WRAPPED: Columns = {
     "": "{label}",
@@ -114,8 +115,8 @@ def tiles(found: Found) -> list[Tile]:
     ladder = found["ends"][-1]
     best, begin = fastest(ladder), ladder.iloc[0]
     meaning = say(
-        "the fastest training step of {model}: {best[utilization]:percent} of the bf16 peak, and "
-        "{begin[step] / best[step]:times} as fast as the rung “{begin[title]}”",
+        "the fastest step of {model}: {best[utilization]:percent} of the bf16 peak, {begin[step] / best[step]:times} "
+        "as fast as the first that fits ({begin[title]})",
         model=sized(best),
         best=best,
         begin=begin,
@@ -138,7 +139,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
         or facts.say("One {machine} trains {best[label]} at {best[tokens]:whole} tokens/s: {best[step]:ms} per step."),
         more=facts.say(
             "A step has {best[batch_size]} × {best[context]} tokens; it is {begin[step] / best[step]:times} as fast as "
-            "the first rung that fits (_{begin[title]}_).",
+            "the first version that fits (_{begin[title]}_).",
         ),
         reason=facts.say(
             "In steady state it draws {watts:whole} W.",
@@ -147,10 +148,6 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
             "Timed alone in the same job (@fig-ladder), the parts of a bf16 step take {parts[floor]:ms}: matmuls "
             "{parts[matmuls]:ms}, attention {parts[attention]:ms}, the update {parts[update]:ms}, and norms and the "
             "rest {parts[norms and elementwise]:ms} (their bytes at a copy's speed).",
-            "Their sum is a yardstick, not a lower bound: in the step the update overlaps the backward pass, and "
-            "the clock may differ."
-            if best is not None and best["over"] < 1
-            else "",
             "It runs out of memory with {lost:listing}.",
         ),
         evidence=PICTURES if found else (),
@@ -188,25 +185,25 @@ def floor_of(table: DataFrame, row: Series | None) -> Series | None:
 
 
 def sizes(rungs: DataFrame, found: list[DataFrame]) -> Answer:
-    """First and fastest step of each cell, and the sum of its parts alone."""
-    every = list(ladders(rungs))
-    begin = [ladder["step"].iloc[0] if ladder["rung"].iloc[0] == FIRST.name else nan for ladder in every]
-    best = DataFrame([fastest(ladder) for ladder in every], columns=rungs.columns)
-    best = best.assign(first_step=begin, millijoules=1e3 * best["joules"])
+    """The fastest step of each cell, and the sum of its parts alone."""
+    best = DataFrame([fastest(ladder) for ladder in ladders(rungs)], columns=rungs.columns)
+    best = best.assign(millijoules=1e3 * best["joules"])
     spans = {name: least_and_most(best[name].astype(float)) for name in ("over", "utilization")}
     facts = Facts(**spans, cells=count(len(best), "cell"), wall=(best["step"] / best["device_busy"]).max())
     return Answer(
         asked="All sizes",
         verdict=facts.say("At its fastest, training reaches {utilization:span percent} of the bf16 peak ({cells})."),
         evidence=Captioned(
-            grid(best, SIZES, text_columns=2),
-            "The first and the fastest rung of each cell, medians, and the sum of what the parts of a bf16 step take "
-            "alone. MFU as in the text; mJ per token by the driver's counter"
+            grid(best, SIZES, text_columns=3),
+            "The fastest measured rung of each model and batch, and the sum of what the parts of a bf16 step take "
+            "alone, with 20th and 80th percentiles. MFU: share of the bf16 peak; mJ per token by the driver's counter"
             + ("." if best["first_steps"].notna().any() else ", in a longer run, whose steps may be slower."),
         ),
         reason=facts.say(
             "A cell's fastest step takes {over:span times} the time of its parts alone, and at most {wall:times} the "
             "device's busy time.",
+            YARDSTICK if spans["over"][0] < 1 else "",
+            *map(shape_of, best.drop_duplicates("size")["size"]),
             in_fp8(rungs, fastest(found[-1])) if found else "",
             "Others publish 57 % of the peak (LLMQ, Qwen2.5 3B on one H100 @schultheis2026) and 39 % (torchtitan, "
             "Llama 3.1 8B on eight H100s at 500 W @torchtitan2024).",
@@ -214,12 +211,21 @@ def sizes(rungs: DataFrame, found: list[DataFrame]) -> Answer:
     )
 
 
+def shape_of(size: str) -> Typst:
+    """The shape of a model that is not one of the named sizes."""
+    return say(
+        '{name} has {shape.num_layers} blocks of {shape.num_heads} heads, $d_"model" = {shape.d_model}$ and '
+        '$d_"ff" = {shape.d_ff}$.',
+        name=size_name(size) if ":" in size else "",
+        shape=parse_size(size),
+    )
+
+
 def in_fp8(rungs: DataFrame, best: Series) -> Typst:
     """The time in FP8, which is not on the ladder, next to the fastest step of a cell."""
     return say(
         "FP8 (less exact, not part of the ladder) takes {row[step]:ms} for {row[label]} with {row[batch_size]} × "
-        "{row[context]} tokens, against {best[step]:ms}.",
-        "That is {row[over]:times} the time of its own parts alone.",
+        "{row[context]} tokens, {row[over]:times} the time of its own parts alone, against {best[step]:ms} in bf16.",
         row=one(rungs, rung="fp8", **{name: best[name] for name in SHAPE}),
         best=best,
     )
@@ -228,8 +234,8 @@ def in_fp8(rungs: DataFrame, best: Series) -> Typst:
 def several(table: DataFrame) -> Answer:
     """The fastest step on several GPUs, under each wrapper."""
     found = wrapped_table(table)
-    found = found[found["gpu"] != ""]
-    wrapped = found[found["rung"] != TOP.name]
+    found, cell = found[found["gpu"] != ""], wrapped_cell(table)
+    wrapped = cell[cell["rung"] != TOP.name]
     ranked = [row for _, row in wrapped.sort_values("step").iterrows()]
     best, second = [*ranked, None, None][:2]
     names = [row["title"] if row["title"].isupper() else f"the {row['title']}" for row in ranked]
@@ -242,16 +248,16 @@ def several(table: DataFrame) -> Answer:
         missing=f"Not measured: {why}.",
         verdict=NOTHING
         if best is None
-        else against(best, second).sentence(name, other, f"on {best['processes']} GPUs")
-        or facts.say("Only {name} was measured, on {row[processes]} GPUs."),
+        else against(best, second).sentence(name, other, f"({best['label']}, {best['processes']} GPUs, bf16)")
+        or facts.say("Only {name} was measured ({row[label]}, {row[processes]} GPUs, bf16)."),
         more=facts.say("With {name} a step takes {row[step]:ms}, or {row[tokens]:whole} tokens/s."),
         evidence=Captioned(
             grid(found.assign(replayed=found["graph"].map({True: "yes", False: "no"})), WRAPPED, text_columns=4),
             "One training step of all GPUs, each on its own sequences; times of the slowest. Without communication: "
             "the last rung on each GPU. Data-parallel wrapper: gradients are averaged during the backward pass, and "
             "each GPU updates every weight. Sharded optimizer: each GPU updates its share during the backward pass. "
-            "FSDP: weights are sharded in fp32 and gathered in bf16 by block. A step launched kernel by kernel is "
-            "not compared with one replayed from a CUDA graph.",
+            "FSDP: weights are sharded in fp32 and gathered in bf16 by block, and blocks are compiled, not fused. A "
+            "step launched kernel by kernel is not compared with one replayed from a CUDA graph.",
         ),
     )
 
@@ -268,6 +274,7 @@ def advice(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer
         worth=WORTH,
         saved=[milliseconds(row["gain"]) for row in order[:start]],
         must=italic(must),
+        instead=None if ladder is None else compiled_gain(ladder),
     )
     return Answer(
         asked="What to do first",
@@ -275,17 +282,23 @@ def advice(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer
         or facts.say("For {size}, start with {order:listing}.", order=italic([row["title"] for row in order[:2]])),
         more=facts.say(
             "They save {saved:listing}.",
-            "Then add the rungs that save at least {worth:percent} of a step: {order:listing}.",
-            "Fused passes take the place of compiled blocks."
-            if "fused" in {row["rung"] for row in order[start:]}
-            else "",
-            order=italic([row["title"] for row in order[start:]]),
+            "Then add what saves at least {worth:percent} of a step: {order:listing}.",
+            order=[say("_{row[title]}_ ({row[gain]:ms})", row=row) for row in order[start:]],
         ),
         reason=facts.say(
+            "Compiled blocks instead of fused passes save {instead:ms}."
+            if "fused" in {row["rung"] for row in order}
+            else "",
             NOTHING if ladder is None else instead_of_the_compiler(ladder),
             "Removing a single rung from the full ladder of {size} costs {left:listing}.",
         ),
     )
+
+
+def compiled_gain(ladder: DataFrame) -> float | None:
+    """The time in ms that compiled blocks save over eager ones."""
+    eager, compiled = one(ladder, rung="masters"), one(ladder, rung="compiled")
+    return None if eager is None or compiled is None else eager["step"] - compiled["step"]
 
 
 def instead_of_the_compiler(ladder: DataFrame) -> Typst:
@@ -293,9 +306,7 @@ def instead_of_the_compiler(ladder: DataFrame) -> Typst:
     fused, compiled = one(ladder, rung="fused"), one(ladder, rung="compiled")
     if fused is None or compiled is None:
         return NOTHING
-    return against(fused, compiled).sentence(
-        "the step with fused passes instead of the compiler", "the step with compiled blocks"
-    )
+    return against(fused, compiled).sentence("the step with fused passes", "the step with compiled blocks")
 
 
 def left_out(rungs: DataFrame, found: list[DataFrame]) -> list[Any]:
@@ -316,8 +327,9 @@ def left_out(rungs: DataFrame, found: list[DataFrame]) -> list[Any]:
 
 def learning(table: DataFrame) -> Answer:
     """Whether the rungs learn like fp32."""
-    found = losses(table)
-    exact, others = one(found, rung=FIRST.name), found[~found["rung"].isin([FIRST.name, "fp8"])]
+    trained = losses(table)
+    exact, fp8 = one(trained, rung=FIRST.name), one(trained, rung=FP8.name)
+    others = trained[trained["rung"].isin(EXACT[1:])]
     alike = None
     if exact is not None and len(others):
         alike = bool(((others["loss"] - exact["loss"]).abs() <= SCATTER * exact["std"]).all())
@@ -327,8 +339,8 @@ def learning(table: DataFrame) -> Answer:
         verdict=facts.say(
             tell(
                 alike,
-                "All {rungs} other exact rungs learn like fp32, within the spread of its seeds.",
-                "Not all of {rungs} other exact rungs end within the spread of fp32's seeds.",
+                "All {rungs} other rungs learn like fp32, within the spread of its seeds.",
+                "Not all of {rungs} other rungs end within the spread of fp32's seeds.",
             )
         ),
         more=facts.say(
@@ -339,8 +351,11 @@ def learning(table: DataFrame) -> Answer:
             ),
         ),
         reason=facts.say(
-            "A small model learns a Markov chain, whose entropy is a lower bound of the loss. Spread: {scatter} "
-            "standard deviations over {exact[n]:whole} seeds in fp32.",
+            "A small model learns a Markov chain; the spread is {scatter} standard deviations over {exact[n]:whole} "
+            "seeds in fp32.",
             "The first step's gradients differ from fp32's by {errors:span percent}.",
+            "FP8 ends at {loss} nat, and its first gradients differ by {fp8[error]:percent}.",
+            fp8=fp8,
+            loss="" if fp8 is None else f"{fp8['loss']:.3f}",
         ),
     )

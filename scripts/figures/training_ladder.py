@@ -1,5 +1,7 @@
 """The training ladder from the first step to the fastest, and the parts of a step timed alone."""
 
+from typing import Any
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame, Series
@@ -20,7 +22,7 @@ def draw(data: DataFrame) -> Figure:
     shown = ends(rung_table(data))
     if not shown:
         raise NotDrawn("not measured")
-    figure, panels = subplots(len(shown), height=3.3, sharey=False)
+    figure, panels = subplots(len(shown), height=3.0, sharey=False)
     for axes, ladder in zip(panels, shown, strict=True):
         draw_ladder(axes, ladder)
         draw_parts(axes, one(floor_table(data), **dict(ladder.iloc[0][SHAPE])), len(ladder))
@@ -49,9 +51,8 @@ def draw_ladder(axes: Axes, ladder: DataFrame) -> None:
     )
     for place, step in enumerate(steps):
         if step > end:
-            axes.annotate(
-                "→", (end, place), (-3, 0), textcoords="offset points", ha="right", va="center", color="white"
-            )
+            look_of_text: dict[str, Any] = {"ha": "right", "va": "center", "color": "white", "fontsize": "x-small"}
+            axes.annotate("continues →", (end, place), (-3, 0), textcoords="offset points", **look_of_text)
     first = ladder.iloc[0]
     names = [f"{title}: {significant(step)}" for title, step in zip(ladder["title"], steps, strict=True)]
     axes.set_yticks(places, names, fontsize="x-small")

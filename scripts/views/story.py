@@ -71,7 +71,7 @@ def limits(end_to_end: DataFrame) -> Typst:
         sentences += [
             say(
                 "In {precision}, {who} busy for {busy:span percent} of the time, at {reached:span percent} of its peak "
-                "rate" + (": they wait for the host, which launches kernels one by one." if late else "."),
+                "rate" + ("; otherwise it waits for the host, which launches kernels one by one." if late else "."),
                 precision=precision,
                 who=who,
                 busy=least_and_most(rows["busy"]),

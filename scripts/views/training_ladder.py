@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pandas
-from pandas import DataFrame, Series
+from pandas import DataFrame, MultiIndex, Series
 
 from cs336_systems.compare.speed import host_bound
 from cs336_systems.experiments.training_ladder import FP8, LADDER, RUNGS
@@ -15,11 +15,17 @@ from scripts.views.verdicts import against
 
 SHAPE = ["size", "label", "batch_size", "context", "vocab_size"]
 PARTS = ("matmuls", "attention", "update", "norms and elementwise")
-"""The parts of a step that are timed alone; their sum is a lower bound."""
+"""The parts of a step that are timed alone."""
 EXTRA = ("FP8 matmuls", "FP8 rounding")
 FP8_PARTS = (*PARTS[1:], *EXTRA)
 """The parts of a step in FP8, which has other matmuls."""
-SUMS = {"floor": PARTS, "fp8_floor": FP8_PARTS}
+SUMS = {
+    "floor": ("median", PARTS),
+    "fp8_floor": ("median", FP8_PARTS),
+    "floor_p20": ("p20", PARTS),
+    "floor_p80": ("p80", PARTS),
+}
+"""Sums of parts: the statistic that is summed, and the parts."""
 METRICS = ["step", "first_steps", "device_busy", "launches", "energy", "setup", "peak_memory"]
 STATISTICS = ["median", "p20", "p80", "n", "samples", "gpu", "gpu_memory"]
 EXACT = [rung.name for rung in LADDER]
@@ -39,14 +45,14 @@ def rung_table(table: DataFrame) -> DataFrame:
     """One row per timed rung of each cell, small to large, in the order of the rungs.
 
     Columns: SHAPE; `rung`, `title`; the medians of METRICS, NaN if there is none; STATISTICS of the step;
-    `host_bound`; `floor`, ms, of a bf16 step or FP8's, NaN unless every part was measured; `over`, the step over its
-    floor; `utilization`, of the dense bf16 peak, causal, without the embedding; `tokens`, per second; `joules`, per
-    token.
+    `host_bound`; `floor`, ms, of a bf16 step or FP8's, NaN unless every part was measured; `floor_p20` and `floor_p80`,
+    ms, of a bf16 step; `over`, the step over its floor; `utilization`, of the dense bf16 peak, causal, without the
+    embedding; `tokens`, per second; `joules`, per token.
     """
     keys = [*SHAPE, "rung"]
     rungs = wide(rows_of(table, "steps", keys), keys, METRICS, "step", STATISTICS).reset_index()
     rungs["host_bound"] = host_bound(rungs["step"], rungs["device_busy"])
-    rungs = rungs.merge(floor_table(table)[[*SHAPE, "floor", "fp8_floor"]], on=SHAPE, how="left")
+    rungs = rungs.merge(floor_table(table).drop(columns=[*PARTS, *EXTRA]), on=SHAPE, how="left")
     rungs["floor"] = rungs.pop("fp8_floor").where(rungs["rung"] == FP8.name, rungs["floor"])
     rungs["title"] = ["last rung, " * bool(RUNGS[name].without) + RUNGS[name].title for name in rungs["rung"]]
     rungs["over"] = rungs["step"] / rungs["floor"]
@@ -64,14 +70,19 @@ def utilization(row: Series) -> float | None:
 
 
 def floor_table(table: DataFrame) -> DataFrame:
-    """One row per cell with parts timed alone: SHAPE, the median of each part in ms, the sums `floor` and `fp8_floor`.
+    """One row per cell with parts timed alone: SHAPE, the median of each part in ms, and SUMS.
 
     A sum is NaN if a part is missing.
     """
     rows = select(table, metric="floor").drop_duplicates([*SHAPE, "work"])
-    wide = rows.pivot(index=SHAPE, columns="work", values="median").reindex(columns=[*PARTS, *EXTRA])
-    sums = {name: wide[list(parts)].sum(axis=1, skipna=False) for name, parts in SUMS.items()}
-    return wide.assign(**sums).reset_index()
+    statistics = ["median", "p20", "p80"]
+    wide = rows.pivot(index=SHAPE, columns="work", values=statistics)
+    wide = wide.reindex(columns=MultiIndex.from_product([statistics, [*PARTS, *EXTRA]]))
+    sums = {
+        name: wide[[(statistic, part) for part in parts]].sum(axis=1, skipna=False)
+        for name, (statistic, parts) in SUMS.items()
+    }
+    return wide["median"].assign(**sums).reset_index()
 
 
 def ladders(rungs: DataFrame) -> Iterator[DataFrame]:
@@ -152,6 +163,17 @@ def wrapped_table(table: DataFrame) -> DataFrame:
     ways["title"] = [RUNGS[name].title if RUNGS[name].wrapper else "no communication" for name in ways["rung"]]
     ways["tokens"] = 1e3 * ways["processes"] * ways["batch_size"] * ways["context"] / ways["step"]
     return ways.sort_values("rung", key=lambda names: names.map(list(RUNGS).index), kind="stable")
+
+
+def wrapped_cell(table: DataFrame) -> DataFrame:
+    """The rows of `wrapped_table` on GPUs for the largest model on the most ranks."""
+    rows = wrapped_table(table)
+    rows = rows[rows["gpu"] != ""]
+    if not len(rows):
+        return rows
+    rows = select(rows, size=size_order(rows)[-1])
+    rows = select(rows, processes=rows["processes"].max())
+    return rows.merge(rows[SHAPE].head(1), on=SHAPE)
 
 
 def losses(table: DataFrame) -> DataFrame:

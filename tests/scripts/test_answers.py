@@ -1,6 +1,7 @@
 """Answers on rows that no approved report has: lost, doctored or made up."""
 
 import json
+from dataclasses import replace
 from math import isnan
 
 import pandas
@@ -231,12 +232,14 @@ def test_a_ladder_begins_where_memory_suffices():
     tables = {"training_ladder": pandas.concat([whole, cell[~lost], cell[lost].assign(status="oom")])}
     found = training_ladder.answers(tables)
     step = select(cell, metric="step").set_index("rung")["median"]
-    words = f"{step['attention'] / step['overlap']:.2f}× as fast as the first rung that fits (_our attention_)"
+    words = f"{step['attention'] / step['overlap']:.2f}× as fast as the first version that fits (_our attention_)"
     assert words in plain(found["fastest"].more)
     assert "It runs out of memory with _fp32, eager_ and _bf16 autocast_." in plain(found["fastest"].reason)
     must = "For 2.7B, start with _bf16 autocast_ and _our attention_: without them it does not fit."
     assert plain(found["advice"].verdict) == must
-    assert "_fused passes and loss_ and _bf16 weights, fp32 masters_." in plain(found["advice"].more)
+    saved = step["masters"] - step["fused"], step["attention"] - step["masters"]
+    then = "_fused passes and loss_ ({:.1f} ms) and _bf16 weights, fp32 masters_ ({:.1f} ms).".format(*saved)
+    assert then in plain(found["advice"].more)
 
 
 def test_a_floor_has_all_of_its_parts():
@@ -246,16 +249,26 @@ def test_a_floor_has_all_of_its_parts():
     assert not rung_table(lost)["over"].notna().any()
 
 
+def wrapped(cells):
+    """Made-up rows of the ladder's steps of several processes: the time of each rung in ms, by cell."""
+    rungs = {cell: [({"rung": rung}, took(ms)) for rung, ms in steps.items()] for cell, steps in cells.items()}
+    return comparison("training_ladder", GPU, rungs)
+
+
 def test_wrapped_steps_are_next_to_one_without_communication():
     cell = TrainingLadder(part="processes", processes=2, rungs="wrapped", **LADDER)
     steps = {"overlap": 160.0, "data_parallel": 200.0, "sharded": 180.0, "fsdp": 240.0}
-    several = comparison("training_ladder", GPU, {cell: [({"rung": rung}, took(ms)) for rung, ms in steps.items()]})
+    several = wrapped({cell: steps})
     found = wrapped_table(several).set_index("rung")
     assert list(found["title"]) == ["no communication", "data-parallel wrapper", "sharded optimizer", "FSDP"]
     assert found["tokens"]["sharded"] == pytest.approx(2 * 4096e3 / 180)
     alone = recorded()["training_ladder"].query("part != 'processes'")
     verdict = plain(training_ladder.answers({"training_ladder": pandas.concat([alone, several])})["several"].verdict)
-    assert verdict == "The sharded optimizer is 1.11× as fast as the data-parallel wrapper on 2 GPUs."
+    assert verdict == "The sharded optimizer is 1.11× as fast as the data-parallel wrapper (2.7B, 2 GPUs, bf16)."
+    assert not conclusion.in_less_memory(several)  # its memory was not measured
+    wider = wrapped({cell: steps, replace(cell, processes=4): {"data_parallel": 190.0, "sharded": 200.0}})
+    verdict = plain(training_ladder.answers({"training_ladder": pandas.concat([alone, wider])})["several"].verdict)
+    assert verdict == "The data-parallel wrapper is 1.05× as fast as the sharded optimizer (2.7B, 4 GPUs, bf16)."
 
 
 def test_counts_are_per_block():
