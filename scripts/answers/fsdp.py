@@ -1,12 +1,12 @@
 """Answers to `fsdp`: training with sharded weights against PyTorch's, and against data parallelism."""
 
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from cs336_systems.compare.speed import SAME
 from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.limits import AHEAD, REDUCTIONS
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, tell
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say, tell
 from scripts.rendering.grid import Columns
 from scripts.rendering.markup import Tile, escape, times
 from scripts.views.closed_forms import sized
@@ -25,6 +25,8 @@ COLUMNS: Columns = {
 WHOLE = "symmetric_memory"
 """Data parallelism at its fastest, with the whole state on every rank."""
 SHARDED_STATE = "sharded_optimizer"
+UNSHARDED = [BASELINE, WHOLE, SHARDED_STATE]
+"""Contenders with all weights on every rank."""
 TUNED = "fully_shard_tuned"
 STATES = 4
 """Weights, gradients, and two moments."""
@@ -42,6 +44,7 @@ def answers(tables: Tables) -> Found:
         "whole": whole(table, rows),
         "largest": largest(table, rows),
         "s": setting(FullyShardedTraining, table, rows),
+        "autocast": bool(len(select(rows[rows["contender"].isin(UNSHARDED)], precision="bf16"))),
         "ahead": AHEAD,
         "reductions": REDUCTIONS,
         "against": found,
@@ -54,8 +57,13 @@ def tiles(found: Found) -> list[Tile]:
     if not found["s"] or not found["s"]["gpu"] or asked is None or not asked.speed.faster:
         return []
     model = f"{sized(asked.first)}{asked.cell.removeprefix(asked.first['label'])}"
-    meaning = escape(f"our FSDP against PyTorch's fully_shard: {model}")
+    meaning = escape(f"our FSDP against PyTorch's {theirs(asked.other)}: {model}")
     return [Tile(times(asked.speed.ratio), meaning)]
+
+
+def theirs(row: Series) -> str:
+    """PyTorch's contender and its setting in words."""
+    return f"{'tuned' if row['contender'] == TUNED else 'default'} fully_shard"
 
 
 def against_pytorch(rows: DataFrame) -> list[Duel]:
@@ -70,12 +78,15 @@ def pytorch(table: DataFrame, rows: DataFrame, found: list[Duel]) -> Answer:
         return Answer("Against fully_shard", missing=why_untold(table, rows))
     asked = found[0]
     facts = Facts(own=asked.first, theirs=asked.other, row=first(rows), ahead=AHEAD)
+    cells = [duel.cell for duel in found]
+    others: dict[str, list[Duel]] = {}
+    for duel in found[1:]:
+        others.setdefault(theirs(duel.other), [asked]).append(duel)
     return Answer(
         asked="Against fully_shard",
-        verdict=asked.speed.sentence("FSDP (ours)", f"PyTorch's {asked.other['title']}", f"({asked.cell})"),
+        verdict=asked.speed.sentence("FSDP (ours)", theirs(asked.other), f"({asked.cell})"),
         more=facts.say(
             "Its peak memory is {own[memory]:gib}, theirs {theirs[memory]:gib}.",
-            elsewhere(found),
             yours(select(rows, cell=asked.cell), {"FSDP (ours)": OURS}),
         ),
         evidence=Captioned(
@@ -85,13 +96,16 @@ def pytorch(table: DataFrame, rows: DataFrame, found: list[Duel]) -> Answer:
             legend={"phases / ms": "Phases: medians, backward with the synchronization of gradients", **STARS},
         ),
         reason=facts.say(
-            "Ours gathers up to {ahead} units ahead; "
+            *(elsewhere(duels, f" against {name}") for name, duels in others.items()),
+            "Ours gathers up to {ahead} units ahead; fully_shard uses its default prefetching"
             + tell(
-                asked.other["contender"] == TUNED,
-                "so does tuned fully_shard, with its buffers in NCCL's memory.",
-                "fully_shard uses its default prefetching.",
+                TUNED in set(rows["contender"]),
+                ", or, _tuned_, prefetches two blocks in both passes and has its buffers in NCCL's memory.",
+                ".",
             ),
+            "Tuned fully_shard was not measured with {untuned:listing}.",
             "No verdict on {cells:listing}: host-bound.",
+            untuned=[say("_{cell}_", cell=cell) for cell in cells if not len(select(rows, cell=cell, contender=TUNED))],
             cells=list(rows[rows["host_bound"].astype(bool)]["cell"].unique()),
         ),
     )
@@ -109,16 +123,19 @@ def whole(table: DataFrame, rows: DataFrame) -> Answer:
     return Answer(
         asked="Against unsharded weights",
         missing="Peak memory is counted on GPUs only.",
-        verdict=facts.say(
-            "FSDP takes {own[memory]:gib} per rank, unsharded weights {plain[memory]:gib} ({own[cell]})."
-        ),
+        verdict=facts.say("FSDP takes {own[memory]:gib} per rank, data parallelism {other[memory]:gib} ({own[cell]})."),
         more=facts.say(
-            "Its step is " + tell(gain.faster, less, more, "on par with") + " that of data parallelism over symmetric "
-            "memory, whose buffers add {other[memory] - plain[memory]:gib}."
+            "Its step is "
+            + tell(gain.faster, less, more, "on par with")
+            + " data parallelism's: {own[median]:ms}, not "
+            "{other[median]:ms}."
             if gain.faster is not None or gain.verdict == SAME
             else "",
-            "Sharding only the optimizer state takes {state[memory]:gib} and {state[median]:ms} per step; FSDP "
-            "takes {own[median]:ms}.",
+            "Sharding only the optimizer state takes {state[memory]:gib} and {state[median]:ms}.",
+        ),
+        reason=facts.say(
+            "A rank that trains alone needs {plain[memory]:gib}; data parallelism adds "
+            "{other[memory] - plain[memory]:gib} of buffers in symmetric memory.",
         ),
     )
 
@@ -132,10 +149,11 @@ def largest(table: DataFrame, rows: DataFrame) -> Answer:
     if own is None:
         none = "Not measured: only one model size was trained."
         return Answer("A larger model", missing=none if len(rows) else missing(table))
-    alone = not trained["contender"].isin([BASELINE, WHOLE, SHARDED_STATE]).any()
+    alone = not trained["contender"].isin(UNSHARDED).any()
     only = " No measured configuration trains it with unsharded weights." if alone else ""
     facts = Facts(
         own=own,
+        setting=own["cell"].removeprefix(f"{own['label']}, "),
         lost=first(select(table, size=own["size"], metric="step", wrapper=BASELINE, status="skipped")),
         state=STATES * whole_weights(own) / GB,
         device=own["gpu_memory"] / GB if own["gpu_memory"] else None,
@@ -143,9 +161,9 @@ def largest(table: DataFrame, rows: DataFrame) -> Answer:
     return Answer(
         asked="A larger model",
         verdict=facts.say(
-            "{own[label]} trains on {own[processes]} GPUs with sharded weights: {own[median]:ms} per step, "
-            "{own[memory]:gib} each."
+            "{own[label]} trains with sharded weights: {own[median]:ms} per step, {own[memory]:gib} per rank "
+            "({setting})."
         ),
         more=facts.say("Its weights, gradients and moments take {state:GB}, and one GPU has {device:GB}." + only),
-        reason=facts.say("Without sharding, {lost[message]}."),
+        reason=facts.say("Without sharding, even without communication, {lost[message]}."),
     )

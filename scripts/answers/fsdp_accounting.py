@@ -81,7 +81,8 @@ def saving(table: DataFrame, rows: DataFrame) -> Answer:
         ),
         more=facts.say(
             f"It saves {{whole[between_steps] - own[between_steps]:{unit}}} and "
-            f"{{whole[peak_memory] - own[peak_memory]:{unit}}} ({{own[title]}}, {{own[cell]}})."
+            f"{{whole[peak_memory] - own[peak_memory]:{unit}}} (_{{own[title]}}_ against _{{whole[title]}}_, "
+            "{own[cell]})."
         ),
         missing="Not measured: no fp32 cell has both our FSDP and training without sharding.",
         evidence=Captioned(
@@ -111,8 +112,8 @@ def in_time(table: DataFrame, rows: DataFrame) -> Answer:
         asked="(b) In time",
         missing=not_profiled(table, rows),
         verdict=facts.say(
-            tell(first, "Yes: weights come late only for", "No: weights come late for")
-            + " {late} of {blocks}, by {own[late]:ms} in a forward pass of {own[forward_length]:ms}."
+            tell(first, "Yes, except at the start:" if len(late) else "Yes:", "No:")
+            + " {late} of {blocks} get weights late, {own[late]:ms} of a forward pass of {own[forward_length]:ms}."
         ),
         more=facts.say(
             "Measured with _{own[title]}_, {own[cell]}.",
@@ -120,12 +121,12 @@ def in_time(table: DataFrame, rows: DataFrame) -> Answer:
             cells=list(passes[passes["host_bound"].astype(bool)]["cell"].unique()),
         ),
         evidence=[
-            "fsdp_gathers",
             Captioned(
                 contender_table(FullyShardedTraining, table.iloc[:0], told, WAITING),
                 "One profiled forward pass on rank 0: how long the device waits for weights, how long it pauses before "
                 "units for any reason, and the share of all-gather time that overlaps with compute.",
             ),
+            "fsdp_gathers",
         ],
         reason=say(
             "The first weights always come late, since no compute runs before them." if len(late) else "",

@@ -2,6 +2,7 @@
 
 from cs336_systems.experiments.contender import COMMON_MB
 from scripts.rendering.answer import Answer, Found, Tables, say
+from scripts.rendering.markup import Typst
 from scripts.views.comparison import FOREIGN, OURS, OWN, ranks_of
 from scripts.views.comparison_tables import missing
 from scripts.views.data import last, select
@@ -17,23 +18,22 @@ def answers(tables: Tables) -> Found:
     rows = rows.drop_duplicates(["size", "context", "processes", "contender"])
     sharded = rows[rows["contender"] != UNSHARDED]
     share = sharded["most_state"] / sharded["whole_state"]
-    sharded = sharded.assign(most_share=100 * share, excess=share * sharded["processes"] - 1)
+    sharded = sharded.assign(most_share=100 * share, excess=(share * sharded["processes"] - 1).round(9))
     excess = sharded.groupby("family")["excess"].max()
     ours, theirs = excess.get(OURS), excess.get(FOREIGN)
     fullest = last(select(sharded, family=OURS).sort_values("excess", kind="stable"))
     evenness = Answer(
         asked="Evenness",
         missing=missing(table),
-        verdict=say(
-            "The fullest rank holds at most {excess:percent} more than an equal share of the state.", excess=ours
-        ),
+        verdict=say("The fullest rank holds {share} of the state.", share=share_with(ours)),
         more=say(
             "That is {share} of it on {ranks}.",
-            "With PyTorch's `ZeroRedundancyOptimizer` it is at most {excess:percent} more.",
-            say("With yours it is at most {excess:percent} more.", excess=excess.get(OWN)),
+            "With PyTorch's `ZeroRedundancyOptimizer` it holds {theirs}.",
+            "With yours it holds {own}.",
             share="" if fullest is None else f"{fullest['most_share']:.2f} %",
             ranks="" if fullest is None else ranks_of(fullest),
-            excess=theirs,
+            theirs=share_with(theirs),
+            own=share_with(excess.get(OWN)),
         ),
         reason=say(
             "Ours balances each bucket of {size} MB separately, so that a bucket can be sent while the next one is "
@@ -42,3 +42,12 @@ def answers(tables: Tables) -> Found:
         ),
     )
     return {"evenness": evenness, "bucket": COMMON_MB}
+
+
+def share_with(excess: float | None) -> Typst:
+    """The fullest rank's share of the state in words, given its relative excess over an equal share."""
+    return (
+        Typst("an equal share")
+        if excess == 0
+        else say("at most {excess:percent} more than an equal share", excess=excess)
+    )

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from cs336_systems.accounting.optimizer_sharding import SCHEMES, fp32_adamw
 from cs336_systems.accounting.units import MIB
@@ -24,6 +24,8 @@ from scripts.views.comparison import (
 )
 from scripts.views.comparison_tables import STARS, STEP, contender_table, missing, setting
 from scripts.views.data import first, one, select
+from scripts.views.data_parallel import OURS as WRAPPERS
+from scripts.views.data_parallel import wrappers
 from scripts.views.optimizer_sharding import BEFORE_UPDATE, CELL, INITIALIZED, UNSHARDED, memory, peaks
 from scripts.views.units import GB, GIB, memory_unit
 from scripts.views.verdicts import against
@@ -46,7 +48,7 @@ TIMES: Columns = {
 }
 PARTS = {"weights": "parameters", "gradients": "gradients", "state": "optimizer_state", "rest": "rest"}
 MOMENTS: Columns = {
-    "first": {"in use": "{initialized:.2f}"},
+    "initialized": {"in use": "{initialized:.2f}"},
     "before the update": {title: f"{{{name}:.2f}}" for title, name in PARTS.items()},
     "after it": {"in use": "{total:.2f}"},
     "peak of a step": {"measured": "{peak:.2f}", "closed form": "{predicted_peak:.2f}"},
@@ -62,7 +64,7 @@ def answers(tables: Tables) -> Found:
     rows["ratio"] = rows["median"] / rows["whole"]
     return {
         "memory": memory_answer(table),
-        "time": time_answer(table, rows),
+        "time": time_answer(table, rows, wrappers(tables)),
         "zero": zero_answer(),
         "s": setting(OptimizerSharding, table, rows),
         "size": HANDOUT_SIZE,
@@ -97,19 +99,22 @@ def memory_answer(table: DataFrame) -> Answer:
         evidence=Captioned(
             grid(asked, {"": "{title}", **MOMENTS}),
             facts.say("Memory of the rank with most in use, training {cell[label]}, in {unit}; {cell[cell]}."),
-            legend={"rest": "Rest: buckets that are copies, activations, the loss"},
+            legend={
+                "rest": "Rest: buckets that are copies, activations, the loss",
+                "closed form": "closed form: of our buckets only",
+            },
         ),
         reason=say(
-            "The closed forms are $4 P$ bytes each for weights and gradients and $8 P$ for state, divided by $N$ if "
-            "sharded; measured peaks are within {error:percent} of them.",
+            "By closed form weights and gradients take $4 P$ bytes each and state $8 P$, divided by $N$ if sharded. "
+            "With activations and buffers this gives the peak; measured peaks are within {error:percent} of it.",
             tell(
                 early,
                 "The peak is reached in the backward pass, when memory holds activations next to the state; they "
                 "are freed before the update.",
                 "",
             ),
-            f"PyTorch's optimizer also keeps up to {{rest:{unit}}} of copied gradients in buckets, unless gradients "
-            "are views of the buckets.",
+            f"PyTorch's `DistributedDataParallel`, behind which its optimizer runs, keeps up to {{rest:{unit}}} of "
+            "copied gradients in buckets, unless gradients are views of the buckets.",
             error=(asked["peak"] / asked["predicted_peak"] - 1).abs().max(),
             rest=rest if rest > 0.1 * asked["gradients"].max() else None,
         ),
@@ -125,15 +130,15 @@ def with_moments(rows: DataFrame) -> DataFrame:
     return peaks(rows).drop(columns=parts).join(begin, on=keys).join(before, on=keys)
 
 
-def time_answer(table: DataFrame, rows: DataFrame) -> Answer:
-    """(b) The step with and without sharding, in the requested cell."""
+def time_answer(table: DataFrame, rows: DataFrame, unsharded: DataFrame) -> Answer:
+    """(b) The step with and without sharding, in the requested cell, and the fastest of the unsharded wrappers."""
     shown = device_bound_if_any(rows)
     asked = first_cell(shown)
     whole, own, peers = (one(asked, contender=name) for name in (UNSHARDED, HANDOUT, PEERS))
     gain, over_peers = against(own, whole), against(peers, whole)
     theirs = fastest(asked, names_in(asked, FOREIGN))
     steps = "{own[median]:ms} against {whole[median]:ms} ({own[cell]})."
-    facts = Facts(own=own, whole=whole, peers=peers, theirs=theirs, row=first(asked))
+    facts = Facts(own=own, whole=whole, peers=peers, theirs=theirs, row=first(asked), unsharded=best_of(unsharded, own))
     return Answer(
         asked="(b) Step time",
         missing=missing(table),
@@ -150,25 +155,41 @@ def time_answer(table: DataFrame, rows: DataFrame) -> Answer:
             "Over symmetric memory it takes {peers[median]:ms}"
             + tell(
                 over_peers.faster,
-                ", less than unsharded.",
-                ", more than unsharded.",
-                ", on par with unsharded." if over_peers.verdict == SAME else ".",
+                ", less than without sharding.",
+                ", more than without sharding.",
+                ", on par with no sharding." if over_peers.verdict == SAME else ".",
             )
         ),
         evidence=Captioned(
             contender_table(OptimizerSharding, table, shown, TIMES),
             facts.say("Training steps of {row[label]}: median, 20th and 80th percentile of {row[n]:whole} steps."),
             long=True,
-            legend={"timed separately / ms": "Phases: medians; the optimizer's includes sending parameters", **STARS},
+            legend={
+                "timed separately / ms": "Phases: medians; the optimizer's includes sending parameters",
+                "sync.": "PyTorch's synchronization is part of its backward pass",
+                **STARS,
+            },
         ),
         reason=facts.say(
             "The optimizer's part takes {own[optimizer]:ms} sharded and {whole[optimizer]:ms} unsharded: a rank "
             "updates $1\\/N$ of the parameters, and then waits for the others.",
             "Over symmetric memory it takes {peers[optimizer]:ms}.",
-            "{theirs[title]}, takes {theirs[median]:ms}, including {theirs[optimizer]:ms} for the optimizer's part.",
+            "The fastest of PyTorch's (_{setting}_) takes {theirs[median]:ms}, including {theirs[optimizer]:ms} for "
+            "the optimizer's part.",
+            "In another launch (@sec-naive_ddp_benchmarking) the fastest unsharded step ({unsharded[title]}) takes "
+            "{unsharded[median]:ms}.",
             yours(asked, {"ours, sharded": [HANDOUT]}),
+            setting="" if theirs is None else theirs["title"].removeprefix("PyTorch's, "),
         ),
     )
+
+
+def best_of(wrappers: DataFrame, row: Series | None) -> Series | None:
+    """The fastest data-parallel wrapper of this project in a row's setting."""
+    if row is None:
+        return None
+    setting = {name: row[name] for name in ("size", "context", "batch_size", "processes", "precision")}
+    return fastest(select(wrappers, compiled=False, **setting), list(WRAPPERS))
 
 
 def zero_answer() -> Answer:

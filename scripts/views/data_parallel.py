@@ -91,9 +91,10 @@ def why_untold(table: DataFrame, rows: DataFrame) -> str:
     return "Not measured in any device-bound cell."
 
 
-def elsewhere(found: Sequence[Duel]) -> Typst:
+def elsewhere(found: Sequence[Duel], against: str = "") -> Typst:
     """The results of all cells except the first."""
-    return say("In other settings: {others:listing}.", others=[_outcome(duel) for duel in found[1:]])
+    words = f"In other settings{against}: {{others:listing}}."
+    return say(words, others=[_outcome(duel) for duel in found[1:]])
 
 
 def _outcome(duel: Duel) -> Typst:
@@ -117,4 +118,4 @@ def difference(row: Series, other: Series | Mapping[str, float], who: str, again
     added = [say("{ms:ms} of {what}", ms=ms, what=what) for what, ms in changes.items() if ms > NOTICED]
     ends = [say("saves {saved:listing}", saved=saved), say("adds {added:listing}", added=added)]
     end = Typst(" and ".join(filter(None, ends)))
-    return say("Against {against}, the profiled step with {who} {end}.", who=who, end=end, against=against)
+    return say("In the profiled step, _{who}_ {end}, against {against}.", who=who, end=end, against=against)

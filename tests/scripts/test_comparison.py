@@ -54,7 +54,7 @@ def tables():
 
 def test_ones_own_state_is_counted(tables):
     found = importlib.import_module("scripts.answers.optimizer_state_sharding").answers(tables)
-    assert "With yours it is at most" in prose("optimizer_state_sharding", found, GPU)
+    assert "With yours it holds at most" in prose("optimizer_state_sharding", found, GPU)
 
 
 @pytest.mark.parametrize("section", SECTIONS)
