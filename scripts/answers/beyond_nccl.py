@@ -24,7 +24,7 @@ def tiles(found: Found) -> list[Tile]:
     asked = next(iter(found["against"]), None)
     if not found["gpu"] or asked is None or not asked.speed.faster:
         return []
-    meaning = f"our data-parallel step over copy engines against PyTorch's best: {asked.cell}"
+    meaning = f"our data-parallel step over copy engines against PyTorch's best: {asked.first['label']}, {asked.cell}"
     return [Tile(times(asked.speed.ratio), escape(meaning))]
 
 
@@ -46,8 +46,8 @@ def gain(table: DataFrame, rows: DataFrame, found: Sequence[Duel]) -> Answer:
         reason=[
             "In the profiled step, compute takes {own[stretched]:ms} longer than in the baseline. Next to the NCCL "
             "kernels of our best buckets (@sec-ddp_bucketed_benchmarking), it takes {slowed[stretched]:ms} longer. "
-            "So most of the slow-down comes from kernels on the SMs, not from the bytes, although copies share HBM "
-            "and L2 with compute.",
+            "So most of the slow-down likely comes from kernels on the SMs, not from the bytes, although copies share "
+            "HBM and L2 with compute.",
             "Symmetric memory takes {own[outside_memory]:gib} outside PyTorch's allocator; the buckets take "
             "{buckets[peak_memory] - own[peak_memory]:gib} inside it.",
             against_baseline(largest, f"symmetric memory ({largest['cell']})"),

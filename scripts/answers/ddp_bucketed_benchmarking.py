@@ -50,11 +50,14 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
     if not swept:
         return Answer("(a) Bucket sizes", missing=why_untold(table, rows))
     asked, best = swept[0], best_of(swept[0])
+    holds = [in_between(sizes) for sizes in swept]
     over = duels(rows, ["bucketed"], ["overlapped"])
     facts = Facts(
         best=best,
         slowed=best if best["stretched"] > best["exposed"] / 2 else None,
         others=[say("{row[bucket_mb]} MB, {row[median]:ms} ({row[cell]})", row=row) for row in map(best_of, swept[1:])],
+        confirmed=holds.count(True),
+        settings=len(holds),
         steps=[f"{median:.1f}" for median in asked["median"]],
         sizes=list(asked["bucket_mb"]),
         small=asked.iloc[0],
@@ -64,14 +67,20 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
         asked="(a) Bucket sizes",
         verdict=facts.say(
             tell(
-                in_between(asked),
-                "As expected, an intermediate size is best: {best[bucket_mb]} MB, {best[median]:ms}",
+                holds[0],
+                "As expected, an intermediate size is best: {best[bucket_mb]} MB, {best[median]:ms}"
+                if all(holds)
+                else "An intermediate size is best in {confirmed} of {settings} settings: {best[bucket_mb]} MB, "
+                "{best[median]:ms}",
                 "Unexpectedly, an extreme size is best: {best[bucket_mb]} MB, {best[median]:ms}",
                 "No intermediate size is clearly best; {best[bucket_mb]} MB has the shortest step, {best[median]:ms}",
             )
             + " ({best[cell]})."
         ),
-        more=facts.say("Steps with {sizes:listing} MB take {steps:listing} ms."),
+        more=facts.say(
+            "Steps with {sizes:listing} MB take {steps:listing} ms.",
+            "Expected was an intermediate size in all settings." if holds[0] and not all(holds) else "",
+        ),
         evidence="ddp_bucket_sizes" if any(sizes["exposed"].notna().any() for sizes in swept) else (),
         reason=facts.say(
             "Best in other settings: {others:listing}.",
@@ -80,7 +89,7 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
             "{slowed[stretched]:ms} come from compute that is slower next to NCCL's kernels.",
             "Buckets of several gradients are copies: {large[bucket_mb]} MB buckets take "
             "{large[peak_memory] - small[peak_memory]:gib} more memory than {small[bucket_mb]} MB.",
-            *(duel.speed.sentence("best bucketed", "overlapped", f"({duel.cell})") for duel in over[:1]),
+            *(duel.speed.sentence("bucketed at its best", "overlapped", f"({duel.cell})") for duel in over[:1]),
             elsewhere(over),
         ),
     )

@@ -67,7 +67,7 @@ def times(cells: DataFrame, gpu: str) -> Answer:
         reason=facts.say(
             "Over NCCL the bus bandwidth reaches {best[bus_bandwidth]:GB/s} ({best[processes]} processes, "
             "{best[megabytes]} MB), {best[bus_bandwidth] / link:percent} of the link's {link:GB/s} per direction.",
-            "Gloo moves the data through host memory, NCCL from GPU to GPU." if len(both) else "",
+            "Gloo's data is in host memory, NCCL's on the GPUs." if len(both) else "",
             "With {alone:listing} processes NCCL was not measured: it needs a GPU for each process.",
         ),
     )
@@ -76,17 +76,20 @@ def times(cells: DataFrame, gpu: str) -> Answer:
 def interaction(cells: DataFrame, fits: Lines) -> Answer:
     """How size, backend and number of processes interact."""
     found = fits_of(fits)
-    few = first(found)
-    sizes = select(cells, backend=next(iter(fits), ("",))[0])["size"]
-    line = next(iter(fits.values()), None)
+    # Without overhead, no size divides the two.
+    few = first(found[found["half"] > 0]) if len(found) else None
+    told = {key: line for key, line in fits.items() if line.overhead}
+    sizes = select(cells, backend=next(iter(told), ("",))[0])["size"]
+    line = next(iter(told.values()), None)
     ends = [(size / 1e6, line.overhead / line.seconds(size)) for size in (sizes.min(), sizes.max())] if line else None
     facts = Facts(few=few, ends=ends)
     return Answer(
         asked="How the factors interact",
         verdict=facts.say(
-            "Below {few[half]:MB} (o·w) the call overhead dominates, above it the bandwidth ({few[backend]}, n = "
-            "{few[n]})."
-        ),
+            "Below {few[half]:MB} the call overhead dominates, above it the bandwidth ({few[backend]}, "
+            "{few[n]} processes)."
+        )
+        or ("The time is proportional to the size: no call overhead could be fitted." if fits else ""),
         more=facts.say(
             "The overhead is {ends[0][1]:percent} of the fitted time at {ends[0][0]:whole} MB and "
             "{ends[1][1]:percent} at {ends[1][0]:whole} MB.",
@@ -94,9 +97,9 @@ def interaction(cells: DataFrame, fits: Lines) -> Answer:
         ),
         evidence=Captioned(
             grid(found, FITS),
-            "Overhead o and bandwidth w (of the message) of an all-reduce, fitted to the medians of all sizes by "
-            "least squares of relative deviations (residual: their root mean square); at o·w bytes the overhead is "
-            "half of the time.",
+            "Overhead o and bandwidth w (of the message) of an all-reduce between n processes, fitted to the medians "
+            "of all sizes by least squares of relative deviations (residual: their root mean square); at o·w bytes the "
+            "overhead is half of the time.",
         ),
         reason=say(*(growth(select(cells, backend=each), fits) for each in BACKENDS)),
         missing="No line could be fitted: fewer than two sizes were measured, or the time does not grow with the size.",
@@ -137,8 +140,8 @@ def growth(cells: DataFrame, fits: Lines) -> Typst:
     facts = Facts(small=small, large=large, few=few, many=many, ring=(1 - 1 / many) / (1 - 1 / few))
     return facts.say(
         "Over {small[name]}, going from {few} to {many} processes makes {large[megabytes]} MB take "
-        "{large[ratio]:times} and {small[megabytes]} MB {small[ratio]:times} as long; a ring with equal links would "
-        "take {ring:times} at every size.",
+        "{large[ratio]:times} and {small[megabytes]} MB {small[ratio]:times} as long; a ring with equal links and no "
+        "overhead would take {ring:times} at every size.",
         say(
             "More processes cost small messages more: the overhead grows from {before:µs} to {after:µs}.",
             before=1e6 * before.overhead,

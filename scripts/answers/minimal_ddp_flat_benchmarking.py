@@ -16,7 +16,7 @@ def answers(tables: Tables) -> Found:
         found,
         ("flat", "naive"),
         more=[
-            "A step takes {own[median]:ms}, naive {other[median]:ms}.",
+            "Its step takes {own[median]:ms}, naive's {other[median]:ms}.",
             "It exposes {own[exposed]:ms} of communication, naive {other[exposed]:ms}.",
             "{elsewhere}",
         ],

@@ -32,11 +32,12 @@ def share(table: DataFrame, rows: DataFrame) -> Answer:
         microseconds=1e3 * naive["idle"] if naive["idle"] > IDLE else None,
         uncovered=naive["uncovered"] if naive["hidden"] == 0 else None,
     )
+    replayed = bool(naive["compiled"] and naive["gpu"])
     takes = "A naive step takes {naive[median]:ms}; "
     return Answer(
         asked="Step time and share",
         verdict=facts.say(
-            takes + "communication adds {naive[exposed]:ms} of it, {naive[exposed] / naive[median]:percent} "
+            takes + "communication accounts for {naive[exposed]:ms}, {naive[exposed] / naive[median]:percent} "
             "({naive[cell]})."
         )
         or facts.say(
@@ -53,7 +54,7 @@ def share(table: DataFrame, rows: DataFrame) -> Answer:
             "In other settings communication is {others:listing} of the step.",
             "The wrapper all-reduces {naive[messages]:whole} gradients one by one, {naive[communicated]:size} "
             "together.",
-            "The device idles for {microseconds / naive[messages]:µs} per call, likely because the replayed graph "
-            "runs them strictly one after the other.",
+            "The device idles for {microseconds / naive[messages]:µs} per call"
+            + (", likely because the replayed graph runs them strictly one after the other." if replayed else "."),
         ),
     )

@@ -10,7 +10,7 @@ from cs336_systems.measure.gpus import gpu_of, listed
 from cs336_systems.sizes import parse_size
 from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, say
 from scripts.rendering.grid import Columns, grid
-from scripts.rendering.markup import Typst
+from scripts.rendering.markup import Typst, with_unit
 from scripts.views.communication import all_reduce_table, lines
 from scripts.views.data import measured_gpu, select
 from scripts.views.units import GB
@@ -42,14 +42,16 @@ UNITS = {
 }
 """Metrics, and the factors to seconds and GB."""
 MEASURED: Columns = {
-    "part": "{title}",
-    "step (s)": "{step:.2f}",
-    "passes (s)": "{forward_backward:.2f}",
-    "update alone (s)": "{update:.2f}",
-    "peak (GB)": "{peak_memory:.2f}",
-    "planned (GB)": "{planned_memory:.2f}",
-    "blocks computed again": "{recomputed_blocks:.0f}",
-    "cold start (s)": "{cold_start:.2f}",
+    "": "{title}",
+    "time / s": {
+        "step": "{step:.2f}",
+        "p20–p80": "{p20:.2f}–{p80:.2f}",
+        "passes": "{forward_backward:.2f}",
+        "update alone": "{update:.2f}",
+        "cold start": "{cold_start:.2f}",
+    },
+    "memory / GB": {"peak": "{peak_memory:.2f}", "planned": "{planned_memory:.2f}"},
+    "blocks": {"recomputed": "{recomputed_blocks:.0f}"},
 }
 
 
@@ -60,7 +62,8 @@ def answers(tables: Tables) -> Found:
 
 
 def measured_parts(tables: Tables) -> DataFrame:
-    """One row per part that was timed at the leaderboard's size, by name: its `title`, and the medians of UNITS.
+    """One row per part that was timed at the leaderboard's size, by name: its `title`, the medians of UNITS, and the
+    step's `p20` and `p80`, s.
 
     Only those that recompute no more blocks than memory requires.
     """
@@ -70,7 +73,8 @@ def measured_parts(tables: Tables) -> DataFrame:
     rows = select(table[table["size"].map(lambda size: parse_size(size) == leaderboard.SHAPE)], **CELL)
     rows = rows[rows["processes"] == rows["part"].map({"step": leaderboard.GPUS}).fillna(1)]
     found = rows.pivot(index="part", columns="metric", values="median").reindex(index=list(PARTS), columns=list(UNITS))
-    return (found.astype(float) * Series(UNITS)).assign(title=Series(PARTS)).dropna(subset="step")
+    spread = UNITS["step"] * select(rows, metric="step").set_index("part")[["p20", "p80"]]
+    return (found.astype(float) * Series(UNITS)).assign(title=Series(PARTS)).join(spread).dropna(subset="step")
 
 
 def measured(tables: Tables, parts: DataFrame) -> Answer:
@@ -100,7 +104,10 @@ def measured(tables: Tables, parts: DataFrame) -> Answer:
             "Two {gpu}s need between {least:s} (all communication hidden) and {most:s} (none hidden).",
         ),
         evidence=Captioned(
-            grid(parts, MEASURED), f"Measured parts of the step, medians of {n:.0f} steps; GB are 10⁹ bytes."
+            grid(parts, MEASURED),
+            f"Measured parts of the step, medians of {n:.0f} steps. Passes: forward and backward, whose gradients are "
+            "dropped. Planned: the peak by closed form, by which the blocks to recompute were chosen. Cold start: from "
+            "the start of the process to the end of its first step. GB are 10⁹ bytes.",
         ),
         reason=say(
             "Each GPU has a sequence and all bf16 weights; fp32 masters and moments are sharded. Blocks run fused "
@@ -109,7 +116,7 @@ def measured(tables: Tables, parts: DataFrame) -> Answer:
             if first.name == "step"
             else "",
             utilization(first, gpu),
-            work(),
+            work("The record reaches {share:percent} of the peak of two {gpu}s, {peak} each ({source})."),
         ),
     )
 
@@ -131,8 +138,9 @@ def utilization(part: Series, gpu: str) -> Typst:
     cell = (leaderboard.SHAPE, leaderboard.VOCAB_SIZE, leaderboard.BATCH_SIZE // leaderboard.GPUS, leaderboard.CONTEXT)
     once, every = (leaderboard.rank_flops(*cell, blocks) / peak.bf16 / part["step"] for blocks in (0, round(again)))
     return say(
-        "This is {once:percent} of the bf16 peak, or {every:percent} if recomputation counts ({again} of {layers} "
-        "blocks, without attention).",
+        "{who} reaches {once:percent} of its bf16 peak, or {every:percent} if recomputation counts ({again} of "
+        "{layers} blocks, without attention).",
+        who="Each GPU" if part.name == "step" else "The GPU",
         once=once,
         every=every,
         again=round(again),
@@ -152,21 +160,26 @@ def derived() -> Answer:
             "{least / record:percent}."
         ),
         say("Two {gpu}s would need at least {least:s}.", gpu=short(OTHER_GPU), least=other),
-        reason=work(),
+        reason=work("The peak of a {gpu} is {peak} ({source})."),
     )
 
 
-def work() -> Typst:
-    """The step's FLOPs, and the peak that they are compared with."""
+def work(compared: str) -> Typst:
+    """The step's FLOPs, and a sentence on the peak that they are compared with."""
     flops = leaderboard.flops_by_part()
     total = sum(flops.values())
-    facts = Facts(flops=flops, total=total, gpu=short(leaderboard.GPU), peak=listed(leaderboard.GPU))
-    return facts.say(
+    gpu, peak = leaderboard.GPU, listed(leaderboard.GPU)
+    return say(
         "The step has {work:PFLOP} of matmuls, three times its forward pass, with causal attention counted half; "
-        "{flops[attention] / total:percent} are attention's, {flops[head] / total:percent} the head's. The peak of "
-        "a {gpu} is {peak.bf16 / tera:TFLOP/s} ({peak.source}).",
+        "{flops[attention] / total:percent} are attention's, {flops[head] / total:percent} the head's.",
+        compared,
+        flops=flops,
+        total=total,
         work=total / 1e15,
-        tera=1e12,
+        gpu=short(gpu),
+        peak=with_unit(peak.bf16 / 1e12, "TFLOP/s"),
+        source=peak.source,
+        share=total / (leaderboard.GPUS * peak.bf16 * leaderboard.RECORD_SECONDS),
     )
 
 
