@@ -32,11 +32,12 @@ def draw_panel(axes: Axes, panel: DataFrame, ranks: list[int]) -> None:
     """A row per contender, with a mark for each number of ranks, and the numbers after its name."""
     titles = list(dict.fromkeys(panel["title"]))
     axes.axvline(100, color="black", linewidth=0.8, linestyle="--", label="no communication")
+    noun = "GPUs" if (panel["gpu"] != "").all() else "processes"
     for place, number in enumerate(ranks):
         rows = select(panel, processes=number)
         heights = [titles.index(title) for title in rows["title"]]
         look = look_of_line(place) | {"linestyle": "", "markersize": 5}
-        axes.plot(100 * rows["efficiency"], heights, label=f"{number} ranks", **look)
+        axes.plot(100 * rows["efficiency"], heights, label=f"{number} {noun}", **look)
     shares = {title: [f"{100 * share:.1f}" for share in select(panel, title=title)["efficiency"]] for title in titles}
     axes.set_yticks(range(len(titles)), [f"{title}: {', '.join(shares[title])}" for title in titles], fontsize=7)
     axes.set_ylim(len(titles) - 0.5, -0.7)

@@ -10,14 +10,14 @@ from scripts.views.comparison import OWN, Kind, cells_of, contenders, device_bou
 from scripts.views.data_parallel import OURS, PYTORCH
 
 PYTORCHS = "PyTorch's DDP"
-COLUMNS = ["panel", "title", "contender", "processes", "efficiency", "median"]
+COLUMNS = ["panel", "title", "contender", "processes", "gpu", "efficiency", "median"]
 
 
 def scaling(tables: Mapping[str, DataFrame]) -> DataFrame:
     """One row per contender and number of ranks, in device-bound cells with a steady step without communication.
 
-    Columns: `panel`, model and setting; `title`; `contender`; `processes`; `efficiency`, 1 if communication costs
-    nothing; `step`, ms. For data-parallel wrappers with several settings, only the fastest.
+    Columns: `panel`, model and setting; `title`; `contender`; `processes`; `gpu`, empty on a CPU; `efficiency`, 1 if
+    communication costs nothing; `step`, ms. For data-parallel wrappers with several settings, only the fastest.
     """
     wrappers, sharded = (contenders(kind, tables[kind.name]) for kind in (DataParallelTraining, FullyShardedTraining))
     rows: list[dict[str, object]] = []
