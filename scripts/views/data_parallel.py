@@ -12,6 +12,7 @@ from scripts.rendering.grid import Columns
 from scripts.rendering.markup import Typst
 from scripts.views.comparison import OWN, Duel, contenders, device_bound, fastest, names_in, preferred_cells
 from scripts.views.comparison_tables import MEMORY, STARS, STEP, contender_table, missing
+from scripts.views.verdicts import LEAST
 
 OURS = {each.name: each.title for each in CONTENDERS if each.in_verdicts}
 """This project's wrappers, and their names for readers."""
@@ -101,9 +102,12 @@ def _outcome(duel: Duel) -> Typst:
     speed = duel.speed
     if speed.faster is None or speed.ratio is None:
         return say("{verdict} ({cell})", verdict=speed.why or "on par", cell=duel.cell)
-    if speed.faster:
-        return say("{ratio:times} ({cell})", ratio=speed.ratio, cell=duel.cell)
-    return say("slower, {ratio:times} the time ({cell})", ratio=1 / speed.ratio, cell=duel.cell)
+    gain = max(speed.ratio, 1 / speed.ratio)
+    if gain < LEAST:
+        word = "faster" if speed.faster else "slower"
+        return say("{more:percent} {word} ({cell})", more=gain - 1, word=word, cell=duel.cell)
+    words = "{gain:times} ({cell})" if speed.faster else "slower, {gain:times} the time ({cell})"
+    return say(words, gain=gain, cell=duel.cell)
 
 
 def against_baseline(row: Series, who: str) -> Typst:

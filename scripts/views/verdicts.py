@@ -12,6 +12,8 @@ from scripts.rendering.answer import NOTHING, say
 from scripts.rendering.markup import Typst, measured
 
 HOST_BOUND, TOO_FEW = "host-bound", "too few steps"
+LEAST = 1.005
+"""The smallest ratio that two decimals show; smaller gains are in percent."""
 RULE = say(
     "A program is called faster if it wins more than {won:percent} of the pairs of steps of the same round, and if "
     "equal programs would win as many in fewer than 1 of {odds:whole} comparisons; otherwise the two are on par. "
@@ -49,13 +51,15 @@ class Speed:
             return NOTHING
         quick, slow, ratio = (other, first, 1 / self.ratio) if self.faster is False else (first, other, self.ratio)
         words = "{quick} is {ratio:times} as fast as {slow}"
+        if ratio < LEAST:
+            words = "{quick} is {more:percent} faster than {slow}"
         if self.verdict == SAME:
             words = "{quick} and {slow} are on par within their spread"
         if self.verdict == UNDECIDED:
             words = "{quick} and {slow} cannot be compared: {why}"
         end = " {where}." if where else "."
         begin = type(quick)(f"{quick[:1].upper()}{quick[1:]}")
-        return say(words + end, quick=begin, slow=slow, ratio=ratio, why=self.why, where=where)
+        return say(words + end, quick=begin, slow=slow, ratio=ratio, more=ratio - 1, why=self.why, where=where)
 
 
 def against(first: Series | None, other: Series | None) -> Speed:

@@ -8,7 +8,7 @@ import pandas
 import pytest
 
 from cs336_systems.accounting.leaderboard import PARAMETERS
-from cs336_systems.compare.speed import SAME
+from cs336_systems.compare.speed import FASTER, SAME, SLOWER
 from cs336_systems.experiments.data_parallel import DataParallelTraining
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.fsdp import FullyShardedTraining
@@ -36,7 +36,7 @@ from scripts.views.data import frame, one, one_model, select
 from scripts.views.memory import compared_context, profiled
 from scripts.views.optimizer_sharding import memory, peaks
 from scripts.views.training_ladder import floor_table, rung_table, wrapped_table
-from scripts.views.verdicts import against
+from scripts.views.verdicts import Speed, against
 from tests.support.faults import law_checks, put, recorded, rows
 from tests.support.tables import EVEN, GPU, UNEVEN, comparison, plain, table, took, training
 
@@ -247,6 +247,11 @@ def test_a_floor_has_all_of_its_parts():
     lost = found[~((found["metric"] == "floor") & (found["work"] == "update"))]
     assert floor_table(lost)["floor"].isna().all()
     assert not rung_table(lost)["over"].notna().any()
+
+
+def test_a_gain_below_two_decimals_is_in_percent():
+    assert plain(Speed(1.004, FASTER).sentence("a", "b")) == "A is 0.40 % faster than b."
+    assert plain(Speed(0.5, SLOWER).sentence("a", "b")) == "B is 2.00× as fast as a."
 
 
 def wrapped(cells):
