@@ -26,9 +26,14 @@ OURS = {
         f"{WRAPPERS}:BucketedDataParallel",
         "cs336_systems.parallel.symmetric_memory_data_parallel:SymmetricMemoryDataParallel",
     ),
-    "sharded_optimizer": ("cs336_systems.parallel.symmetric_memory_optimizer:SymmetricMemoryShardedOptimizer",),
+    "sharded_optimizer": (
+        "tests.adapters:get_sharded_optimizer",
+        "cs336_systems.parallel.symmetric_memory_optimizer:SymmetricMemoryShardedOptimizer",
+    ),
+    "fsdp": ("tests.adapters:get_fsdp",),
 }
-ADAPTERS = implementations_in(ROOT / "tests/adapters.py")
+"""What is measured, each by one name."""
+ADAPTERS = [(family, own.path) for family, own in implementations_in(ROOT / "tests/adapters.py")]
 WITH_TESTS_OF_THEIR_OWN = {"ShardedGradientsDataParallel"}
 """Wrappers that need an optimizer."""
 PYTORCHS = {
@@ -53,14 +58,17 @@ def verified(tmp_path_factory, launcher):
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize(
-    ("family", "own"),
-    [*((family, parse(f"it={path}")) for family, paths in OURS.items() for path in paths), *ADAPTERS],
-    ids=lambda part: getattr(part, "path", part),
-)
-def test_ours_is_right_in_all_cases(verified, family, own):
-    result = verified(family, own)
-    if result.verdict == CANNOT_RUN and own.name == "adapter-triton":
+@pytest.mark.parametrize(("family", "path"), [(family, path) for family, paths in OURS.items() for path in paths])
+def test_ours_is_right_in_all_cases(verified, family, path):
+    result = verified(family, parse(f"it={path}"))
+    assert not result.grouped
+    assert result.verdict == RIGHT
+
+
+@pytest.mark.parametrize(("family", "path"), [(family, path) for family, path in ADAPTERS if path not in OURS[family]])
+def test_other_adapters_are_right_in_all_cases(verified, family, path):
+    result = verified(family, parse(f"it={path}"))
+    if result.verdict == CANNOT_RUN and path.endswith("triton"):
         pytest.skip("Triton needs a GPU")
     assert not result.grouped
     assert result.verdict == RIGHT
