@@ -166,7 +166,7 @@ def train_with(make: Callable[..., Any], header: Header, given: Tensors, device:
     """
     parameters = {}
     for name, value in parts(given, "weight").items():
-        value = value.to(device)
+        value = value.to(device, copy=True)  # it is trained, and another verdict may use the same inputs
         value = value.mT.contiguous().mT if name in header["transposed"] else value
         parameters[name] = nn.Parameter(value, requires_grad=name not in header["frozen"])
     kind, made = getattr(torch.optim, header["optimizer"]), []

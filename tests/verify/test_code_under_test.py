@@ -10,6 +10,7 @@ from cs336_systems.handed_over import implementations_in
 from cs336_systems.implementations import parse
 from cs336_systems.verify import cases
 from cs336_systems.verify.folder import LARGEST_FILE_MB, LARGEST_MB, commit_of, read_only_copy
+from cs336_systems.verify.launcher import Answer
 from cs336_systems.verify.verdict import (
     CANNOT_BE_LOADED,
     CANNOT_RUN,
@@ -260,3 +261,13 @@ def test_inputs_are_drawn_anew_in_each_run():
     case = cases.CASES["attention"][0]
     first, second = (case.give(case, torch.Generator().manual_seed(seed))[0]["q"] for seed in (1, 2))
     assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("family", cases.CASES)
+def test_references_leave_the_inputs_as_they_are(family):
+    for case in cases.CASES[family]:
+        given = case.give(case, torch.Generator().manual_seed(0))
+        before = [{name: tensor.clone() for name, tensor in rank.items()} for rank in given]
+        case.check(case, given, [Answer() for _ in given])
+        for rank, tensors in enumerate(before):
+            assert all(torch.equal(given[rank][name], tensor) for name, tensor in tensors.items()), case.words
