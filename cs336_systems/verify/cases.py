@@ -26,6 +26,7 @@ Requirement = Literal["handout", "beyond"]
 Outcome = Literal["passed", "failed", "unsupported", "cannot run here", "crashed", "timed out"]
 Finding = tuple[Outcome, str]
 RIGHT: Finding = ("passed", "")
+IGNORES_MASK = "it ignores is_causal"
 HANDOUT_ERROR = 1e-2
 """The tolerance of the handout's tests of attention."""
 STEPS = 3
@@ -104,18 +105,21 @@ def check_attention(case: Case, given: Given, answers: list[Answer]) -> Finding:
             return failed(f"its {name} is {result.dtype}, but its inputs are {matrices[0].dtype}")
         worst = largest_error(result, exact[name], matrices[3])
         if not worst.error <= tolerance:
-            if header["causal"] and name == "o" and ignores_mask(result, matrices):
-                return "unsupported", "it ignores is_causal"
+            if header["causal"] and (ignoring := ignoring_mask(answer.tensors, matrices)):
+                if len(ignoring) == len(names):
+                    return "unsupported", IGNORES_MASK
+                return failed(f"{IGNORES_MASK} in {', '.join(ignoring)}, but not in its other results")
             return failed(f"its {name} has a relative error of {worst.error:.2g}, {worst}")
         if result.dtype == torch.float32 and worst.error > EXACT[torch.float32]:
             note = TF32
     return "passed", note
 
 
-def ignores_mask(o: Tensor, matrices: Sequence[Tensor]) -> bool:
-    """Whether an output equals attention to all keys."""
-    exact, *_ = exact_attention(*matrices, is_causal=False)
-    return largest_error(o, exact, matrices[3]).error <= HANDOUT_ERROR
+def ignoring_mask(results: Mapping[str, Tensor], matrices: Sequence[Tensor]) -> list[str]:
+    """The results that equal attention to all keys."""
+    exact = dict(zip(("o", "dq", "dk", "dv"), exact_attention(*matrices, is_causal=False), strict=True))
+    same = {name: result for name, result in results.items() if result.shape == exact[name].shape}
+    return [name for name in same if largest_error(same[name], exact[name], matrices[3]).error <= HANDOUT_ERROR]
 
 
 def attention_cases() -> Iterator[Case]:

@@ -175,8 +175,11 @@ class F(torch.autograd.Function):
 """
 
 
-def test_forward_only_and_without_a_mask_is_no_wrong_result(verified):
-    result = verified(FORWARD, name="theirs:F")
+ADAPTER = "def get_flashattention_autograd_function_{}():\n    return F\n"
+
+
+def test_forward_only_and_without_a_mask_is_no_wrong_result_in_pytorch(verified):
+    result = verified(FORWARD + ADAPTER.format("pytorch"), name="theirs:get_flashattention_autograd_function_pytorch")
     assert result.verdict == RIGHT
     assert {reason for _, reason, _ in result.grouped if "mask" in reason or "causal" in reason} == {
         "it ignores is_causal"
@@ -184,6 +187,32 @@ def test_forward_only_and_without_a_mask_is_no_wrong_result(verified):
     assert not result.of("failed", "handout")
     summary = "4 of 4 cases of the handout right and 8 not supported; .*: it has no backward pass"
     assert re.fullmatch(summary, result.reason)
+
+
+@pytest.mark.parametrize("name", ["F", "get_flashattention_autograd_function_triton"])
+def test_elsewhere_a_missing_mask_is_wrong_and_named(verified, name):
+    result = verified(FORWARD + ADAPTER.format("triton"), name=f"theirs:{name}")
+    assert result.verdict == WRONG
+    assert result.reason.startswith("fp32 forward ([4, 128, 64], causal): it ignores is_causal (4 of 8 cases of the")
+
+
+def test_a_mask_missing_only_in_the_forward_pass_is_wrong_and_named(verified):
+    backward = """
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.inputs = inputs
+    @staticmethod
+    def backward(ctx, grad_o):
+        *qkv, is_causal = ctx.inputs
+        with torch.enable_grad():
+            q, k, v = (x.detach().requires_grad_() for x in qkv)
+            o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+        return *torch.autograd.grad(o, (q, k, v), grad_o), None
+"""
+    code = FORWARD.replace("forward(ctx, q", "forward(q") + backward + ADAPTER.format("pytorch")
+    result = verified(code, name="theirs:get_flashattention_autograd_function_pytorch")
+    assert result.verdict == WRONG
+    assert "it ignores is_causal in o, but not in its other results" in result.reason
 
 
 KERNEL = """
