@@ -25,15 +25,19 @@ SPAN = re.compile(
 
 
 def note_files(sections: Collection[str], folder: Path = FOLDER) -> list[str]:
-    """The paths of all notes.
+    """The paths of all notes; hidden files, such as an editor's, are none.
 
     Raises:
-        ValueError: one is named after no section, in one sentence.
+        ValueError: one is named after no section, or is not a file; in one sentence.
     """
-    for path in (found := sorted(folder.glob("*"))):
-        if path.suffix != ".md" or path.stem not in sections or not path.is_file():
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder; allowed: a folder of notes, SECTION.md")
+    for path in (paths := sorted(folder.glob("[!.]*"))):
+        if path.suffix != ".md" or path.stem not in sections:
             raise ValueError(f"{path} belongs to no section; allowed: SECTION.md, of {', '.join(sections)}")
-    return list(map(str, found))
+        if path.is_symlink() or not path.is_file():
+            raise ValueError(f"{path} is a folder or a link; allowed: a text file")
+    return list(map(str, paths))
 
 
 def read_notes(sections: Collection[str], tables: Mapping[str, Any], folder: Path = FOLDER) -> dict[str, Typst]:

@@ -1,6 +1,7 @@
 """A reader's own words in the report: Markdown that cannot act as Typst, and numbers that name one row."""
 
 import re
+from pathlib import Path
 
 import pytest
 import typst
@@ -63,17 +64,23 @@ def test_a_note_in_another_encoding_is_refused(tmp_path):
         read_notes(SECTIONS, {}, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["pie.md", "conclusion.txt", "flash_forward.md/"])
+@pytest.mark.parametrize("name", ["pie.md", "conclusion.txt"])
 def test_a_note_on_no_section_is_refused(name, tmp_path):
-    if name.endswith("/"):
-        (tmp_path / name).mkdir()
-    else:
-        (tmp_path / name).write_text("Words.")
-    with pytest.raises(
-        ValueError, match=f"{name.rstrip('/')} belongs to no section; allowed: SECTION.md, of flash_forward, "
-    ):
+    (tmp_path / name).write_text("Words.")
+    with pytest.raises(ValueError, match=f"{name} belongs to no section; allowed: SECTION.md, of flash_forward, "):
         note_files(SECTIONS, tmp_path)
 
 
-def test_no_folder_is_no_notes(tmp_path):
+@pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.symlink_to(__file__)], ids=["folder", "link"])
+def test_a_note_that_is_no_file_is_refused(make, tmp_path):
+    make(tmp_path / "flash_forward.md")
+    with pytest.raises(ValueError, match=r"flash_forward\.md is a folder or a link; allowed: a text file"):
+        note_files(SECTIONS, tmp_path)
+    with pytest.raises(ValueError, match="is not a folder; allowed: a folder of notes"):
+        note_files(SECTIONS, Path(__file__))
+
+
+def test_no_folder_and_hidden_files_are_no_notes(tmp_path):
     assert not read_notes(SECTIONS, {}, tmp_path / "notes")
+    (tmp_path / ".conclusion.md.swp").write_text("half of")
+    assert not read_notes(SECTIONS, {}, tmp_path)
