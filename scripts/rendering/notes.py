@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.implementations import PARAMETER, label
 from cs336_systems.record.rows import parameters
 from scripts.rendering.contents import check_name
 from scripts.rendering.markup import Typst, escape, significant, string, with_unit
@@ -101,7 +102,9 @@ def number(name: str, tables: Mapping[str, Any]) -> Typst:
     rows = tables[experiment].dropna(subset=statistic or STATISTICS[0])
     for key, value in [("metric", metric), *(pair.split("=", 1) for pair in wanted if "=" in pair)]:
         check_name(f"a key of {{{name}}}", key, rows)
-        check_name(f"{key} of {{{name}}}", value, (values := rows[key].map(str)))
+        values = rows[key].map(str)
+        values = values.map(label) if key == PARAMETER else values  # your own by their names, as in the report
+        check_name(f"{key} of {{{name}}}", value, values)
         rows = rows[values == value]
     if len(rows) > 1:
         kind = EXPERIMENTS[experiment]

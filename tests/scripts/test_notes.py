@@ -3,11 +3,13 @@
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import typst
 
 from scripts.rendering.notes import note, note_files, number, read_notes
 from scripts.tools.log import Refused
+from scripts.views.data import select
 from tests.samples import ROOT
 from tests.support.faults import recorded
 
@@ -37,6 +39,13 @@ def test_markdown_is_marked_and_all_else_is_literal():
 def test_a_number_is_the_tables():
     assert number(f"{CELL} rung=overlap", recorded()) == "165\u202fms"
     assert number(f"{CELL.replace('step', 'step.p80', 1)} rung=overlap", recorded()) == "166\u202fms"
+
+
+def test_ones_own_implementation_has_its_name_of_the_report():
+    flash = recorded()["flash"]
+    row = select(flash, implementation="triton", metric="forward").iloc[:1]
+    tables = {"flash": pd.concat([flash, row.assign(implementation="mine=../folder/flash:f", median=1.25)])}
+    assert number("flash forward implementation=mine", tables) == "1.25\u202fms"
 
 
 @pytest.mark.parametrize(
