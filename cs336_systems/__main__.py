@@ -4,9 +4,9 @@ Launch: cs336-systems fit --size 2.7B
 """
 
 import importlib.util
+import os
 import runpy
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,7 +43,7 @@ def main() -> None:
                 "lists them."
             )
         case [name, *options] if name in TARGETS:
-            sys.exit(snakemake(TARGETS[name][0], options))
+            snakemake(TARGETS[name][0], options)
         case [name, *_]:
             refuse(f"there is no command {name!r}; allowed: {', '.join([*TARGETS, *MODULES])}")
 
@@ -63,25 +63,27 @@ def run(module: str, options: Sequence[str]) -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback where `head` has read enough
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except KeyboardInterrupt:
+        refuse("ended by Ctrl-C", status=128 + signal.SIGINT)
     except ModuleNotFoundError as error:
         if str(error.name).startswith("cs336_systems"):
             raise
         refuse(f"{error.name} is not installed; run pip install 'cs336-systems[report]'")
 
 
-def snakemake(target: str, options: Sequence[str]) -> int:
-    """Run Snakemake in this folder; return its exit status."""
+def snakemake(target: str, options: Sequence[str]) -> NoReturn:
+    """Become Snakemake in this folder, so that Ctrl-C reaches it alone."""
     if not Path("Snakefile").is_file():
         refuse("there is no Snakefile in this folder; allowed: a clone of cs336-systems")
     if importlib.util.find_spec("snakemake") is None:
         refuse("snakemake is not installed; run pip install 'cs336-systems[report]'")
-    return subprocess.run([sys.executable, "-m", "snakemake", target, *options], check=False).returncode
+    os.execv(sys.executable, [sys.executable, "-m", "snakemake", target, *options])
 
 
-def refuse(sentence: str) -> NoReturn:
+def refuse(sentence: str, status: int = 2) -> NoReturn:
     """End with a sentence."""
     print(f"cs336-systems: {sentence}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -74,13 +74,28 @@ def test_a_command_has_its_own_options(run):
     assert not first.stderr
 
 
-def test_modules_of_the_folder_are_found(tmp_path):
-    """As by `python -m`, although a script's path begins with its own folder, as here because of -P."""
-    (tmp_path / "mine.py").touch()
+def measure_mine(folder):
+    """Run the command in a folder, to measure mine.py in it."""
     measure = ["measure", "flash", "--sequence", "16", "--d", "16", "--implementation", "mine=mine:attention"]
     command = [sys.executable, "-P", "-c", "from cs336_systems.__main__ import main; main()", *measure]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_ctrl_c_ends_a_command_in_one_sentence(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import os, signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "def attention(q, k, v, is_causal=False): os.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    ended = measure_mine(tmp_path)
+    assert ended.stderr == "cs336-systems: ended by Ctrl-C\n"
+    assert ended.returncode == 128 + signal.SIGINT
+
+
+def test_modules_of_the_folder_are_found(tmp_path):
+    """As by `python -m`, although a script's path begins with its own folder, as here because of -P."""
+    (tmp_path / "mine.py").touch()
+    ended = measure_mine(tmp_path)
     assert ended.stderr == "flash: mine=mine:attention cannot be loaded: mine has no 'attention'\n"
 
 
