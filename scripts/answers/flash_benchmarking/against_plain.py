@@ -97,7 +97,7 @@ def grid_table(alone: DataFrame, known: DataFrame, met: DataFrame, d: int, names
         columns[f"{precisions[0]}, {title}"] = {head: f"{{{each}{place}}}" for head, each in passes}
     for precision in precisions:
         columns[f"{precision}, device"] = {title: f"{{{precision}{place}}}" for place, title in enumerate(names)} | {
-            f"plain / {first}": f"{{{precision}:.1f}}×"
+            f"plain / {first}": f"{{{precision}}}×"
         }
     lines = []
     for sequence in sorted(set(select(alone, d=d)["sequence"])):
@@ -105,7 +105,7 @@ def grid_table(alone: DataFrame, known: DataFrame, met: DataFrame, d: int, names
         for precision in precisions:
             cell = {"sequence": sequence, "d": d, "precision": precision}
             duel = one(met, **cell)
-            line[precision] = None if duel is None else duel["ratio"]
+            line[precision] = None if duel is None else f"{duel['ratio']:{'.1f' if duel['ratio'] >= 1 else '.2g'}}"
             for place, name in enumerate(names.values()):
                 row = one(known, implementation=name, **cell) if on_gpu or precision != precisions[0] else None
                 line[f"{precision}{place}"] = device_time(row)
