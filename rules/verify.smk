@@ -11,7 +11,8 @@ rule verify:
     input:
         refused_if(
             not (STUDENTS or any(value not in ({}, NONE) for value in config["implementations"].values())),
-            "implementations names none; allowed: at least one, or a folder of students, see README.md",
+            "implementations names none; allowed: at least one, as in "
+            "--config 'implementations={adapters: ../my-assignment2}', or a folder of students",
         )
         or NOT_MEASURED,
     log:

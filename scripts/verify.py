@@ -137,7 +137,7 @@ def verify_all(
     DataFrame(all_rows).to_csv(results / "verify.csv", index=False)
     there = [row for row in all_rows if row["verdict"] not in (NOT_THERE, UNSUPPORTED)]
     right = [f"{row['student']} {row['family']} {row['implementation']}" for row in there if row["verdict"] == RIGHT]
-    names = f": {', '.join(map(str.strip, right))}" if right else ""
+    names = f": {', '.join(map(str.strip, right))}" if right and not students else ""
     return all_rows, f"{len(right)} of {len(there)} implementations are right{names}; page: {page}"
 
 

@@ -57,7 +57,7 @@ def read_samples(name: str) -> Samples:
         samples = {str(each["fullname"]): each["stats"]["data"] for each in benchmarks}
         return Samples(name, path, dict(_times(name, samples)), on_gpu=False, about=_machine(content))
     except NO_TIMES as error:
-        missing = f", which lacks {error}" if isinstance(error, KeyError) else ""
+        missing = f": it lacks {error}" if isinstance(error, KeyError) else ""
         raise ValueError(f"{name} is not a file of times{missing}; allowed: {FORMATS}") from None
 
 
