@@ -77,11 +77,12 @@ def _cudnn_version() -> str:
 
 
 def _git_state() -> tuple[str, bool | None]:
-    """Commit and dirty flag of this file's checkout; recorded results do not make it dirty."""
+    """Commit and dirty flag of this file's checkout; recorded results and the configuration do not make it dirty."""
     git = ["git", "-C", str(Path(__file__).parents[2])]
     try:
         commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        status = [*git, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)recorded"]
+        status = [*git, "status", "--porcelain", "--untracked-files=no", "--", ":/"]
+        status += [":(exclude,top)recorded", ":(exclude,top)config.yaml"]
         changes = subprocess.run(status, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("GIT_COMMIT", ""), None

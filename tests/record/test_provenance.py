@@ -35,7 +35,7 @@ def repository(tmp_path, monkeypatch):
 
     git("init", "--quiet")
     (tmp_path / "recorded").mkdir()
-    for name in ("code.py", "recorded/a.csv"):
+    for name in ("code.py", "config.yaml", "recorded/a.csv"):
         (tmp_path / name).write_text("1\n")
     git("add", ".")
     git("commit", "--quiet", "--message", "first")
@@ -91,7 +91,8 @@ def test_a_measurement_on_the_gpu_names_it():
 
 
 @pytest.mark.parametrize(
-    ("name", "dirty"), [(None, False), ("code.py", True), ("recorded/a.csv", False), ("untracked.py", False)]
+    ("name", "dirty"),
+    [(None, False), ("code.py", True), ("config.yaml", False), ("recorded/a.csv", False), ("untracked.py", False)],
 )
 def test_changes_to_tracked_code_are_flagged(repository, tmp_path, name, dirty):
     if name:
