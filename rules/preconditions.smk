@@ -34,6 +34,8 @@ if workflow.is_main_process and signal.getsignal(signal.SIGINT) == signal.defaul
     signal.signal(signal.SIGINT, interrupted)
 if Path.cwd() != Path(workflow.basedir):
     raise Refused(f"snakemake runs in {Path.cwd()}; allowed: the project's folder, {workflow.basedir}")
+if (cores := workflow.resource_settings.cores) is not None and cores < 1:
+    raise Refused(f"--cores is {cores}; allowed: a number from 1, or all")  # Snakemake would wait for ever
 for folder in (Path.cwd(), ".snakemake", "results"):
     check_folder(folder)
 if (free := shutil.disk_usage(".").free / 1e6) < FREE_MB:

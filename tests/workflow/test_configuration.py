@@ -56,7 +56,7 @@ NOT_MEASURED = "nothing is measured where recorded is 'nvidia-h200'; allowed: al
         ("accumulation", ["recorded=nvidia-h200"], NOT_MEASURED),
         ("kernel_trace", ["recorded=nvidia-h200"], NOT_MEASURED),
         ("check", [], "bundle is 'none'; allowed: the path of a bundle"),
-        ("verify", [], "implementations names none; allowed: at least one, or"),
+        ("verify", [], "implementations names none; allowed: at least one, as in --config "),
         ("verify", ["students=nowhere"], "--config: students is 'nowhere'; allowed: none, or a folder with one"),
         ("compare", [], "with is 'none'; allowed: a label in results/ or recorded/, or a folder"),
         ("compare", ["with=nope"], "no results are named 'nope'; allowed: "),
@@ -65,6 +65,10 @@ NOT_MEASURED = "nothing is measured where recorded is 'nvidia-h200'; allowed: al
 def test_what_snakemake_cannot_make_ends_in_a_sentence(project, target, changes, sentence):
     *_, last = refused(project, "-n", target, *(["--config"] * bool(changes)), *changes).splitlines()
     assert f"Error: {sentence}" in last
+
+
+def test_no_cores_are_refused(project):
+    assert "Error: --cores is 0; allowed: a number from 1, or all" in refused(project, "--cores", "0")
 
 
 def test_a_file_in_the_place_of_a_folder_is_named(project):
