@@ -100,7 +100,7 @@ def advice(ladder: DataFrame, best: Series | None, theirs: Series | None) -> Ans
         best = None
     graph = f" {GRAPH}," if best is not None and best["compiled"] else ""
     wrapper = "" if best is None else OURS[best["contender"]]
-    where = "" if best is None else f"({best['label']}, {best['cell']})"
+    where = "" if best is None else f"({best['cell']})"
     facts, alone = Facts(best=best, wrapper=wrapper), one_gpu(ladder)
     return Answer(
         asked="What to do on this machine",

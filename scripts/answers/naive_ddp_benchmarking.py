@@ -37,15 +37,15 @@ def share(table: DataFrame, rows: DataFrame) -> Answer:
     return Answer(
         asked="Step time and share",
         verdict=facts.say(
-            takes + "communication accounts for {naive[exposed]:ms}, {naive[exposed] / naive[median]:percent} "
-            "({naive[cell]})."
+            "Communication takes {naive[exposed]:ms} of a naive step's {naive[median]:ms}, "
+            "{naive[exposed] / naive[median]:percent} ({naive[cell]})."
         )
         or facts.say(
             takes + "communication, timed separately, is {naive[synchronization_share]:percent} of it ({naive[cell]})."
         )
         or facts.say(takes + "its share of communication cannot be decided ({naive[cell]})."),
         more=facts.say(
-            "Without communication it takes {naive[baseline]:ms}.",
+            "Without communication the step takes {naive[baseline]:ms}.",
             "In the profiled step {uncovered:ms} of communication ({uncovered / naive[timeline_length]:percent}) "
             "run uncovered, and the device idles for another {idle:ms}.",
         ),

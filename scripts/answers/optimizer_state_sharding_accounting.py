@@ -89,7 +89,7 @@ def memory_answer(table: DataFrame) -> Answer:
         asked="(a) Memory",
         missing=missing(table),
         verdict=facts.say(
-            f"After a step, sharding leaves {{own[total]:{unit}}} of {{whole[total]:{unit}}} in use on each of "
+            f"After a step of {{cell[label]}}, sharding leaves {{own[total]:{unit}}} of {{whole[total]:{unit}}} in use on each of "
             "{own[processes]} ranks."
         ),
         more=facts.say(
@@ -98,7 +98,7 @@ def memory_answer(table: DataFrame) -> Answer:
         ),
         evidence=Captioned(
             grid(asked, {"": "{title}", **MOMENTS}),
-            facts.say("Memory of the rank with most in use, training {cell[label]}, in {unit}; {cell[cell]}."),
+            facts.say("Memory of the rank with most in use, in {unit}; {cell[cell]}."),
             legend={
                 "rest": "Rest: buckets that are copies, activations, the loss",
                 "closed form": "closed form: of our buckets only",

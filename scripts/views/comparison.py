@@ -126,9 +126,8 @@ def title(kind: Kind, row: Series) -> str:
 
 
 def cell_name(kind: Kind, row: Series) -> str:
-    """A cell in words, as in "2 GPUs, bf16"; where several sizes are shown, "2.7B, 2 GPUs, bf16"."""
-    size = f"{row['label']}, " if kind is FullyShardedTraining else ""
-    return f"{size}{ranks_of(row)}, {setting_name(kind, row)}"
+    """A cell in words, as in "2.7B, 2 GPUs, bf16"."""
+    return f"{row['label']}, {ranks_of(row)}, {setting_name(kind, row)}"
 
 
 def ranks_of(row: Series) -> str:
