@@ -44,7 +44,7 @@ def answers(tables: Tables) -> Found:
         "norm": norm(dtypes),
         "speed": speed_answer(here, tables["kernel_profile"], on_gpu=on_gpu),
         "ends": [here.iloc[place] for place in (0, -1)] if len(here) else [],
-        "of": "device time of forward and backward" if on_gpu else "forward and backward",
+        "of": "device time of forward and backward" if on_gpu else "the time of forward and backward",
     }
 
 
@@ -53,7 +53,7 @@ def tiles(found: Found) -> list[Tile]:
     if not found["ends"]:
         return []
     small, large = found["ends"]
-    what = f"bf16 over fp32, {found['of']}, {large['label']} at context {large['context']}"
+    what = f"speed in bf16 over fp32, by {found['of']}: {large['label']} at context {large['context']}"
     other = "" if small["label"] == large["label"] else f" ({times(small['gain'])} for {small['label']})"
     return [Tile(times(large["gain"]), what + other)]
 
@@ -103,7 +103,7 @@ def norm(dtypes: DataFrame) -> Answer:
     return Answer(
         asked="(b) Layer normalization",
         verdict="LayerNorm's mean and variance are sensitive: in fp16 their sums can overflow or underflow.",
-        more="bf16 has fp32's range, so nothing overflows, but its 8 significant bits are too few for the statistics.",
+        more="bf16 has fp32's range, so overflow is no concern, but 8 significant bits are too few for the statistics.",
     )
 
 
@@ -116,7 +116,8 @@ def speed_answer(here: DataFrame, profile: DataFrame, *, on_gpu: bool) -> Answer
     return Answer(
         asked="(c) Speed",
         verdict=facts.say(
-            "bf16 is {small[gain]:times} ({small[label]}) to {large[gain]:times} ({large[label]}) as fast in {what}.",
+            "bf16 is {small[gain]:times} ({small[label]}) to {large[gain]:times} ({large[label]}) as fast as fp32 in "
+            "{what}.",
             what="forward and backward (device time)" if on_gpu else "forward and backward",
         )
         if len(here) > 1 and gains.min() >= 1
@@ -132,7 +133,10 @@ def speed_answer(here: DataFrame, profile: DataFrame, *, on_gpu: bool) -> Answer
         evidence=Captioned(
             grid(here, SPEED),
             f"Sums of the phases' medians in ms, eager, context {small['context']}.",
-            legend={"*": "*: host-bound in one precision, so only the device's times can be compared"},
+            legend={
+                "both, on the device": "gain: of both passes on the device",
+                "*": "*: host-bound in one precision, so only the device's times can be compared",
+            },
         ),
         reason=why(here, profile),
     )

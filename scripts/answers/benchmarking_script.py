@@ -20,7 +20,7 @@ from scripts.rendering.answer import (
     say,
     tell,
 )
-from scripts.rendering.grid import Columns, grid
+from scripts.rendering.grid import NONE, Columns, grid
 from scripts.rendering.markup import Table, mean_std
 from scripts.views.data import MODES, PHASES, first, last, reason, reference_context, select, small_to_large
 from scripts.views.spread import WIDE
@@ -35,7 +35,7 @@ TIMES: Columns = {
     "mean ± std / ms": {name: f"{{{name}}}" for name in ("inference", "forward", "backward")}
     | {"AdamW": "{optimizer}"},
     "the step": {
-        "median / ms": "{step:.1f}",
+        "median / ms": "{step:.1f}{partial}",
         "busy / %": "{busy:share}{host_bound:star}",
         "MFU / %": "{utilization:share}",
     },
@@ -86,7 +86,12 @@ def times(table: DataFrame, eager: DataFrame) -> Answer:
         evidence=Captioned(
             times_table(plain, eager, context),
             f"Mean ± std of the timed steps, context {context} unless given.",
-            legend={"busy / %": "Busy: the device's share of the step", "*": "*: host-bound"},
+            legend={
+                "busy / %": "Busy: the device's share of the step",
+                "*": "*: host-bound",
+                "†": "†: of the measured phases only",
+                NONE: f"{NONE}: not measured",
+            },
         ),
         reason=facts.say(
             "Of the eager training steps at all contexts {bound:listing} are host-bound: the device is busy for less "
@@ -147,16 +152,16 @@ def variability(known: DataFrame) -> Answer:
         ),
         more=say(
             "It exceeds {limit:percent} in {wide} of them.",
-            "Host-bound cells vary more: {typical:percent} in the median of {cells}.",
+            "In host-bound cells it is {typical:percent} ({cells}).",
             limit=WIDE,
             wide=wide or "none",
             typical=variation[bound].median(),
-            cells=int(bound.sum()),
+            cells=median_of(int(bound.sum()), "cell"),
         ),
         reason=say(
             tell(
                 on_gpu,
-                "Other work on the host delays launches; this lengthens the step only if the device waits for "
+                "Other work on the host can delay launches; this lengthens the step only if the device waits for "
                 "launches.",
                 "The processor also runs other programs.",
             ),
@@ -182,17 +187,19 @@ def warmup(table: DataFrame) -> Answer:
     return Answer(
         asked="(c) Warm-up",
         verdict=say(
-            "Without it, the first step takes {extra:span ms} longer and inflates the mean by up to {factor:times}.",
+            "Without it, the first step takes {extra:span ms} longer and raises the mean of {n:whole} by up to "
+            "{factor:times}.",
             extra=(extra.min(), extra.max()),
             factor=(at_once["mean"] / at_once["step"]).max(),
+            n=at_once["n"].max(),
         ),
         more=facts.say(
             tell(
                 not len(late),
-                "One warm-up step is enough: after it, the first step is no more than {limit:percent} longer than all "
-                "others ({runs}).",
-                "After warm-up, the first step still exceeds all others by more than {limit:percent} in {late} of "
-                "{runs} ({where:listing}).",
+                "One warm-up step is enough: after it, the first timed step exceeds the slowest later one by at most "
+                "{limit:percent} ({runs}).",
+                "After warm-up, the first timed step still exceeds the slowest later one by more than {limit:percent} "
+                "in {late} of {runs} ({where:listing}).",
             ),
             limit=NOTICEABLE,
             where=[f"{step['label']}, w = {step['warmup']}" for _, step in late.iterrows()],
@@ -206,13 +213,12 @@ def warmup(table: DataFrame) -> Answer:
             ),
         ),
         reason=facts.say(
-            "The allocator asks the driver for memory {asked} times in these steps, and "
-            "{later:whole} times after a warm-up step.",
+            "In these first steps the allocator asks the driver for memory {asked} times, after a warm-up step "
+            + tell(not later["device_allocations"].max(), "never.", "up to {later:whole} times."),
             tell(
                 bool(asked),
-                "The rest is likely from CUDA, which loads each kernel's module at its first launch, and from "
-                "cuBLAS, which creates its workspace and picks an algorithm for each shape; neither was timed "
-                "separately.",
+                "Other likely causes, not timed separately: CUDA loads each kernel's module at its first launch, and "
+                "cuBLAS creates its workspace and picks an algorithm for each shape.",
                 "Likely causes: thread start-up, setup of matmul kernels for each shape, page faults on new memory.",
             ),
             "Each column is a different process; only _first − median_ compares steps of one process.",
@@ -233,8 +239,9 @@ def times_table(table: DataFrame, eager: DataFrame, reference: int | None) -> Ta
     rows = table[table["context"] == table["size"].map(contexts)]
     rows = rows[rows["warmup"] == rows.groupby(CELL)["warmup"].transform("max")]
     lines = small_to_large(rows[CELL].drop_duplicates())
-    whole = most_complete(eager).set_index(CELL)[["step", "busy", "host_bound", "utilization"]]
+    whole = most_complete(eager).set_index(CELL)[["mode", "step", "busy", "host_bound", "utilization"]]
     lines = lines.join(whole, on=CELL)
+    lines["partial"] = lines["mode"].map({"forward": "†", "forward_backward": "†"}).fillna("")
     timed = {phase: latest(rows[rows["mode"] != "inference"], phase) for phase in PHASES}
     timed["inference"] = latest(select(rows, mode="inference"), "forward")
     cells: Any = lines[CELL].to_dict("records")
@@ -242,7 +249,7 @@ def times_table(table: DataFrame, eager: DataFrame, reference: int | None) -> Ta
     for name, phase in timed.items():
         pairs = phase.reindex(MultiIndex.from_frame(lines[CELL]))
         texts = Series(mean_std(list(zip(pairs["mean"], pairs["std"], strict=True))), lines.index, dtype=object)
-        lines[name] = texts.where(texts != "", "–" if name == "inference" else Series(lost, lines.index, dtype=object))
+        lines[name] = texts.where(texts != "", NONE if name == "inference" else Series(lost, lines.index, dtype=object))
     lines["shown"] = [
         row["label"] if row["context"] == reference else f"{row['label']} at {row['context']}"
         for _, row in lines.iterrows()
@@ -267,7 +274,7 @@ def warmup_table(cold: DataFrame) -> Table:
     lines = cold.drop_duplicates("size")[["size", "label"]].set_index("size")
     for w in warmups:
         rows = select(cold, warmup=w).set_index("size").reindex(lines.index)
-        lines[f"mean{w}"] = [text or "–" for text in mean_std(list(zip(rows["mean"], rows["std"], strict=True)))]
+        lines[f"mean{w}"] = [text or NONE for text in mean_std(list(zip(rows["mean"], rows["std"], strict=True)))]
         lines[f"extra{w}"] = rows["first_step"] - rows["step"]
     means = {f"w = {w}": f"{{mean{w}}}" for w in warmups}
     columns = {"mean ± std of the timed steps / ms": means}

@@ -73,7 +73,7 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
                 else "An intermediate size is best in {confirmed} of {settings} settings: {best[bucket_mb]} MB, "
                 "{best[median]:ms}",
                 "Unexpectedly, an extreme size is best: {best[bucket_mb]} MB, {best[median]:ms}",
-                "No intermediate size is clearly best; {best[bucket_mb]} MB has the shortest step, {best[median]:ms}",
+                "No intermediate size is clearly best; {best[bucket_mb]} MB is fastest, {best[median]:ms}",
             )
             + " ({best[cell]})."
         ),

@@ -3,7 +3,7 @@
 from scripts.rendering.answer import Answer, Facts, Found, Tables, count, least_and_most, say
 from scripts.views.attention_calls import ONE_HEAD, OURS, availability
 from scripts.views.attention_times import SHAPE, call_table
-from scripts.views.data import first, measured_gpu, select
+from scripts.views.data import PRECISIONS, first, measured_gpu, select
 
 
 def answers(tables: Tables) -> Found:
@@ -21,8 +21,10 @@ def answers(tables: Tables) -> Found:
         "ways": Answer(
             asked="Kernels against compiled PyTorch",
             verdict=facts.say(
-                "Compiled PyTorch takes {ratio:span times} the time of our kernels ({cells}).",
-                cells=count(len(decided), "device-bound cell"),
+                "Backward in compiled PyTorch takes {ratio:span times} our kernels' time ({cells} in "
+                "{precisions:listing}).",
+                cells=count(len(decided), "cell"),
+                precisions=[name for name in reversed(PRECISIONS) if name in set(decided["precision"])],
             )
             or say(
                 "Whether kernels or compiled PyTorch are faster cannot be decided: all cells are host-bound."
@@ -32,7 +34,7 @@ def answers(tables: Tables) -> Found:
             more=facts.say("At {row[sequence]} tokens it takes {long:span times}.")
             if len(decided) > len(longest)
             else "",
-            reason=facts.say("Medians of calls, causal, one head."),
+            reason=facts.say("Medians of calls, causal, one head; host-bound calls are left out."),
             missing=f"Not measured: {why}.",
         ),
     }

@@ -65,8 +65,12 @@ def strategy(found: DataFrame) -> Answer:
         more="Nested halves need O(log N) memory and O(N log N) passes; one level needs O(√N) and 2 N.",
         evidence=Captioned(
             strategies_table(layers, blocks),
-            "Strategies by closed form: memory and forward passes of blocks in a step, kept inputs and fully saved "
-            "blocks at the peak, and the measured model's memory by attention.",
+            say(
+                "Strategies by closed form: memory and forward passes of blocks in a step, kept inputs and fully saved "
+                "blocks at the peak.",
+                "Last, the activations' memory by attention: {row[label]}, context {row[context]}, {row[precision]}.",
+                row=first(found),
+            ),
         ),
     )
 
@@ -79,7 +83,11 @@ def measured(found: DataFrame) -> Answer:
     best = [say("{row[segment]} ({row[attention]}, {row[peak]:GiB})", **case) for case in cases]
     return Answer(
         asked="(b) Best segment",
-        verdict=say("The best numbers of blocks per segment are {best:listing}.", best=best)
+        verdict=say(
+            "Segments of {best:listing} peak lowest ({row[label]}, context {row[context]}, {row[precision]}).",
+            best=best,
+            row=first(found),
+        )
         or say(
             "Peaks are counted on GPUs only; segments of {row[segment]} take {row[step] / plain[step]:times} the time "
             "of no checkpoints.",

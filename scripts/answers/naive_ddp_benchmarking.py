@@ -41,7 +41,7 @@ def share(table: DataFrame, rows: DataFrame) -> Answer:
             "{naive[exposed] / naive[median]:percent} ({naive[cell]})."
         )
         or facts.say(
-            takes + "communication, timed separately, is {naive[synchronization_share]:percent} of it ({naive[cell]})."
+            takes + "communication, timed alone, is {naive[synchronization_share]:percent} of it ({naive[cell]})."
         )
         or facts.say(takes + "its share of communication cannot be decided ({naive[cell]})."),
         more=facts.say(

@@ -89,8 +89,8 @@ def memory_answer(table: DataFrame) -> Answer:
         asked="(a) Memory",
         missing=missing(table),
         verdict=facts.say(
-            f"After a step of {{cell[label]}}, sharding leaves {{own[total]:{unit}}} of {{whole[total]:{unit}}} in use on each of "
-            "{own[processes]} ranks."
+            f"After a step of {{cell[label]}}, sharding leaves {{own[total]:{unit}}} of {{whole[total]:{unit}}} in use "
+            "on each of {own[processes]} ranks."
         ),
         more=facts.say(
             f"The peak falls from {{whole[peak]:{unit}}} to {{own[peak]:{unit}}}.",
@@ -163,7 +163,6 @@ def time_answer(table: DataFrame, rows: DataFrame, unsharded: DataFrame) -> Answ
         evidence=Captioned(
             contender_table(OptimizerSharding, table, shown, TIMES),
             facts.say("Training steps of {row[label]}: median, 20th and 80th percentile of {row[n]:whole} steps."),
-            long=True,
             legend={
                 "timed separately / ms": "Phases: medians; the optimizer's includes sending parameters",
                 "sync.": "PyTorch's synchronization is part of its backward pass",

@@ -15,11 +15,16 @@ from scripts.views.verdicts import against
 
 WAYS = {"eager": False, "compiled": True}
 SUFFIXES = (" eager", " compiled")
+COLUMNS = {title: title for title in PASSES} | {"training step": "step"}
+"""The column of each time by its title: sums of phases, and the whole step as it was timed."""
 MODEL: Columns = {
     "": {"size": "{label}", "precision": "{precision}"},
-    **{f"{title} / ms": {way: f"{{{title} {way}:.1f}}{{host_bound {way}:star}}" for way in WAYS} for title in PASSES},
+    **{
+        f"{title} / ms": {way: f"{{{column} {way}:.1f}}{{host_bound {way}:star}}" for way in WAYS}
+        for title, column in COLUMNS.items()
+    },
     "device busy / ms": {**{way: f"{{device_busy {way}:.1f}}" for way in WAYS}, "ratio": "{work:.2f}×"},
-    "compiling": {"cost / s": "{cost:.0f}"},
+    "compiling": {"cost / s": "{cost:.1f}"},
 }
 
 
@@ -66,7 +71,7 @@ def attention(table: DataFrame) -> Answer:
         )
         or say("Cannot be decided: in every cell, compiled or eager is host-bound."),
         more=facts.say(
-            "Compiled attention is slower in {losses} of {all}.",
+            "Compiled attention is slower in {losses} of {all} (both passes together).",
             "Compiling lowers the peak at d = {row[d]} from {row[peak_memory eager]:gib} to "
             "{row[peak_memory compiled]:gib}."
             if lowers
@@ -75,8 +80,8 @@ def attention(table: DataFrame) -> Answer:
             all=count(len(decided), "device-bound shape" if measured(pairs["device_busy eager"].max()) else "shape"),
         ),
         evidence=Captioned(
-            grid_table(table, TIMES),
-            "Mean times of plain attention, eager and compiled, by head dimension.",
+            grid_table(table, TIMES, "median"),
+            "Median times of plain attention, eager and compiled, by head dimension.",
             legend={"*": "*: host-bound"},
         ),
         reason=say(
@@ -107,12 +112,13 @@ def model(table: DataFrame) -> Answer:
         verdict=work or step,
         more=say(
             step if work else "",
-            "Compiling {row[label]} ({row[precision]}) costs {row[cost]:s} and pays off after {row[pays]:whole} steps.",
+            "Compiling {row[label]} ({row[precision]}) costs {row[cost]:s}, {row[pays]:whole} steps’ gain.",
             row=last(decided.assign(pays=pays)[pays >= 0]),
         ),
         evidence=Captioned(
             grid(lines, MODEL, text_columns=2),
-            f"The training step up to each of its phases at context {context}, sums of the phases’ medians.",
+            f"The training step up to each of its phases at context {context}: sums of the phases’ medians, and the "
+            "median of the whole step.",
             legend={
                 "*": "*: host-bound",
                 "cost / s": "cost: warm-up time in excess of as many steady-state steps",
@@ -154,13 +160,13 @@ def step_sentence(decided: DataFrame, steps: DataFrame, cells: int) -> Typst:
     others = f"{len(decided)} of {cells} cells; the others are host-bound"
     where = say("({where})", where=others if len(decided) < cells else count(cells, "cell"))
     if len(decided) == 1:
-        cell = dict(decided.iloc[0][["size", "precision"]])
-        speed = against(*(one(steps, compiled=way, **cell) for way in (True, False)))
-        return speed.sentence("the compiled step", "the eager one", where)
+        row = decided.iloc[0]
+        speed = against(*(one(steps, compiled=way, **dict(row[["size", "precision"]])) for way in (True, False)))
+        return speed.sentence(f"the compiled step of {row['label']} ({row['precision']})", "the eager one", where)
     quick, slow, gains = faster_one(decided["gain"])
     words = "The {quick} step is {gains:span times} as fast as the {slow} one {where}."
     return say(words, quick=quick, slow=slow, gains=gains, where=where) or say(
-        "No step is compared: all of {cells} are host-bound.", cells=count(cells, "cell")
+        "Whole steps are not compared: in all cells one of the two is host-bound ({cells}).", cells=count(cells, "cell")
     )
 
 

@@ -32,6 +32,8 @@ def draw(table: DataFrame) -> Figure:
         axes.minorticks_off()
         axes.set_xlabel("blocks per segment")
         axes.set_ylim(bottom=0)
+    cell = data.iloc[0]
+    figure.suptitle(f"{cell['label']}, context {cell['context']}, {cell['precision']}", fontsize="medium")
     legend([memory, time], ncols=3)
     return figure
 

@@ -18,9 +18,11 @@ REACH = (0.05, 3000)
 
 def draw(data: DataFrame) -> Figure:
     """One panel per precision: rate against FLOPs per byte, with the roofs, and one mark for each kind of kernel."""
-    gpu, found = gpu_of(measured_gpu({"": data})), block_kernels(profiled_closely(data))
+    gpu, close = gpu_of(measured_gpu({"": data})), profiled_closely(data)
+    found = block_kernels(close)
     if gpu is None or not len(found):
         raise NotDrawn("no GPU with known peak rates was profiled, so there is no roofline")
+    row = close.iloc[0]
     precisions = [name for name in PRECISIONS if name in set(found["precision"])]
     figure, panels = subplots(len(precisions), height=3.1)
     for axes, precision in zip(panels, precisions, strict=True):
@@ -38,7 +40,7 @@ def draw(data: DataFrame) -> Figure:
             )
         log_scale(axes.xaxis)
         log_scale(axes.yaxis)
-        axes.set(title=precision, xlabel="FLOPs per byte")
+        axes.set(title=f"{row['label']}, context {row['context']}, {precision}", xlabel="FLOPs per byte")
     panels[0].set_ylabel("TFLOP/s")
     legend(panels, ncols=4, fontsize=8)
     return figure

@@ -19,14 +19,17 @@ TIMES = {f"{name} / ms": name for name in PASSES}
 """The metrics of `grid_table` that are times."""
 
 
-def grid_table(table: DataFrame, shown: Mapping[str, str]) -> Table:
-    """One line per length and kind, eager or compiled; for each metric, by the title above, a column per d, means."""
+def grid_table(table: DataFrame, shown: Mapping[str, str], column: str = "mean") -> Table:
+    """One line per length and kind, eager or compiled; for each metric, by the title above, a column per d.
+
+    The columns show one statistic.
+    """
     ways = {False: "eager", True: "compiled"}
     dimensions, kinds = sorted(set(table["d"])), sorted(set(table["compiled"]))
     lines = [
         {"sequence": sequence, "kind": ways[compiled]}
         | {
-            f"{metric} {d}": mean(select(table, sequence=sequence, compiled=compiled, d=d), metric)
+            f"{metric} {d}": starred(select(table, sequence=sequence, compiled=compiled, d=d), metric, column)
             for metric in shown.values()
             for d in dimensions
         }
@@ -37,12 +40,12 @@ def grid_table(table: DataFrame, shown: Mapping[str, str]) -> Table:
     return grid(DataFrame(lines), {"": names, **columns}, text_columns=len(names))
 
 
-def mean(rows: DataFrame, name: str) -> str:
-    """The mean of a cell's metric, with a star if the time is host-bound; a dash if only the metric is missing."""
-    mean, busy = (statistic(rows, "mean", metric=metric) for metric in (name, f"{name}_busy"))
-    if mean is None:
+def starred(rows: DataFrame, name: str, column: str) -> str:
+    """A statistic of a cell's metric, with a star if the time is host-bound; a dash if only the metric is missing."""
+    time, busy = (statistic(rows, column, metric=metric) for metric in (name, f"{name}_busy"))
+    if time is None:
         return NONE if len(rows) and not len(select(rows, metric=WHOLE_CELL)) else reason(rows)
-    return f"{significant(mean)}{'*' if busy is not None and host_bound(mean, busy) else ''}"
+    return f"{significant(time)}{'*' if busy is not None and host_bound(time, busy) else ''}"
 
 
 def attention_cells(table: DataFrame, column: str) -> DataFrame:

@@ -46,11 +46,7 @@ def tiles(found: Found) -> list[Tile]:
         shown.append(Tile(milliseconds(board["mean"]), meaning))
     if gained is not None:
         name = f"{gained['label']} at context {gained['context']} ({gained['precision']}{gained['how']})"
-        gain, sdpa = gained["against plain"].ratio, gained["against sdpa"].ratio
-        step = say(
-            "{name} with our attention kernels instead of plain attention{others}",
-            name=name,
-            others=say("; PyTorch’s SDPA gains {gain:times}", gain=gain / sdpa if sdpa else None),
-        )
-        shown.append(Tile(times(gain), step))
+        step = say("training {name} with our attention instead of plain attention.", name=name)
+        others = gained["against sdpa"].sentence("ours", "PyTorch’s SDPA")
+        shown.append(Tile(times(gained["against plain"].ratio), say(step, others)))
     return shown

@@ -39,12 +39,15 @@ def ablation(table: DataFrame) -> Answer:
         more=say(*costs[1:]),
         evidence=Captioned(
             ablation_table(rows),
-            "Time of the Triton kernels in ms, and relative time with one decision reverted; causal, "
+            "Time of the Triton kernels in ms, and relative time with one decision reverted; causal, random gradients, "
             f"{', '.join(lengths)}.",
             legend={"–": "–: does not apply", **MARKS},
         ),
-        reason="Each decision is reverted alone, with the tiles that were chosen with it. If these tiles no longer "
-        "suit, the ratio is far larger than in kernels tuned without the decision.",
+        reason=say(
+            "Each decision is reverted alone, with the tiles that were chosen with it. If these tiles no longer suit, "
+            "the ratio is far larger than in kernels tuned without the decision.",
+            "Single samples are not quoted." if rows.loc[rows["n"] == 1, "worth"].notna().any() else "",
+        ),
     )
 
 

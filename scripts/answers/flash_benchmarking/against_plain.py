@@ -48,7 +48,7 @@ def against_plain(table: DataFrame, cells: DataFrame, name: str, title: str, sho
         else cell["speed"].sentence(
             title,
             "plain attention",
-            Typst(f"at {finalize(cell['sequence'])} tokens, d = {d} ({cell['precision']})"),
+            Typst(f"at {finalize(cell['sequence'])} tokens, d = {d} (one head, {cell['precision']})"),
         ),
         more=say(
             NOTHING if cell is None else memory(alone, name, cell),

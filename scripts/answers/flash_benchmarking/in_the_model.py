@@ -67,7 +67,7 @@ def in_the_model(table: DataFrame) -> Answer:
             NOTHING
             if model["host_bound"]
             else model["against sdpa"].sentence("ours", "PyTorch’s SDPA", "there" if gain else place),
-            "The peak falls from {model[peak_memory plain]:gib} to {model[peak_memory]:gib}.",
+            "Its memory peaks at {model[peak_memory]:gib}, with plain attention at {model[peak_memory plain]:gib}.",
             model=model,
         ),
         evidence=Captioned(

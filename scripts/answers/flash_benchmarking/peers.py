@@ -5,7 +5,7 @@ from pandas import DataFrame
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.implementations import PARAMETER
 from scripts.rendering.answer import Answer, Captioned, say
-from scripts.rendering.grid import crossed
+from scripts.rendering.grid import NONE, crossed
 from scripts.views.attention_calls import OURS, titles
 from scripts.views.attention_times import ENOUGH, KINDS, duels, score_sentence, scores, strongest
 from scripts.views.data import select
@@ -31,12 +31,12 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
     others = [found[kind] for kind in kinds if kind in found and kind != main]
     counts = [int(score["cells"]) for score in (found[main], *others)]
     return Answer(
-        asked="Against the libraries",
+        asked="Against the libraries in bf16",
         verdict=score_sentence(found[main], names[rival], "the fastest library measured"),
         more=say(
             *(score_sentence(score, names[rival]) for score in others),
-            "Medians of {counts:listing} shapes." if min(counts) >= ENOUGH else "",
-            counts=list(map(str, counts)),
+            "Each ratio is the median of {counts:listing} shapes." if min(counts) >= ENOUGH else "",
+            counts=list(dict.fromkeys(map(str, counts))),
         ),
         evidence=[
             "flash_training",
@@ -45,6 +45,7 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
                 "Both passes in bf16 against every other implementation, by kind of shape: the number of shapes at "
                 "which ours is faster / on par / slower, and the median of the other’s time divided by ours. Shapes "
                 "with only a host-bound time are left out.",
+                legend={NONE: f"{NONE}: not timed at these shapes"},
             ),
         ],
         reason="Short calls are replayed from a CUDA graph with a warm L2 cache; long ones are called with a cold "

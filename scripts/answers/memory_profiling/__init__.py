@@ -55,7 +55,7 @@ def timelines(cell: DataFrame, context: int) -> Answer:
         asked=ASKED["timelines"],
         verdict=tell(
             still,
-            "Forward and backward are easy to tell apart; the optimizer allocates nothing and is not visible.",
+            "Forward and backward are easy to tell apart; the optimizer allocates nothing, so its stage is flat.",
             "Forward, backward and optimizer are easy to tell apart.",
         ),
         more=say(
@@ -88,7 +88,8 @@ def peaks(table: DataFrame, plain: DataFrame) -> Answer:
     return Answer(
         asked=ASKED["peaks"],
         verdict=say(
-            "A training step in fp32 peaks at {sizes:listing} at context {lengths:listing}.",
+            "{label}'s training step in fp32 peaks at {sizes:listing} at context {lengths:listing}.",
+            label=plain["label"].iloc[0],
             sizes=[with_unit(size, "GiB") for size in fits.values()],
             lengths=list(map(str, fits)),
         ),
@@ -106,7 +107,7 @@ def peaks(table: DataFrame, plain: DataFrame) -> Answer:
         ),
         evidence=Captioned(
             grid(DataFrame([peaks_at(plain, length) for length in lengths]), {"context": "{context}", **columns}, 0),
-            "Peak memory of a single step with plain attention; OOM: out of memory.",
+            f"Peak memory of a single step of {plain['label'].iloc[0]} with plain attention; OOM: out of memory.",
         ),
         reason=say(
             "In fp32 at context {late:listing} the peak is reached late in backward, when most gradients exist and few "
@@ -141,7 +142,8 @@ def autocast(plain: DataFrame, context: int) -> Answer:
     return Answer(
         asked=ASKED["autocast"],
         verdict=facts.say(
-            "Autocast {changes} a training step's peak by {size:GiB} at context {context}.",
+            "Autocast {changes} the peak of a training step of {label} by {size:GiB} at context {context}.",
+            label=plain["label"].iloc[0],
             changes="raises" if rises["train_step", context] else "lowers",
             size=abs(peak["bf16"] - peak["fp32"])["train_step", context] / GIB,
         ),
@@ -169,7 +171,7 @@ def residual(plain: DataFrame, context: int | None) -> Answer:
     facts = Facts(context=quoted, batch=batch, others=others, size=sizes[quoted], d_model=shape.d_model)
     return Answer(
         asked=ASKED["residual"],
-        verdict=facts.say("One tensor takes {size:MiB} at context {context}."),
+        verdict=facts.say("One tensor of {label} takes {size:MiB} at context {context} (fp32).", label=row["label"]),
         more=facts.say("Batch × context × d_model × 4 bytes: {batch} × {context} × {d_model} × 4 / 2#super[20]."),
         reason=facts.say("At other contexts: {others:listing}."),
     )

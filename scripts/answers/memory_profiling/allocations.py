@@ -50,16 +50,16 @@ def largest(cell: DataFrame, context: int) -> Answer:
     facts = Facts(row=rows.iloc[0], operators=list(alike["operator"]), kept=len(kept))
     return Answer(
         asked=ASKED["largest"],
-        verdict=facts.say("The largest take {row[mib]:MiB} each and come from {row[place]} ({row[operator]})."),
-        more=facts.say("{groups} have that size: {operators:listing}.", groups=count(len(alike), "group")),
+        verdict=facts.say("The largest take {row[mib]:MiB} each and come from {operators:listing}."),
+        more=facts.say("They are allocated at {places:listing}.", places=list(dict.fromkeys(alike["place"]))),
         evidence=Captioned(
             grid(rows.head(SHOWN), GROUPS, text_columns=3),
-            f"Groups of largest allocations in the forward pass with a graph, fp32, context {context}; number: per "
-            "block × blocks.",
+            f"The largest allocations in the forward pass with a graph, {cell['label'].iloc[0]}, fp32, context "
+            f"{context}, grouped by operator, line and size; number: per block × blocks; kept: for the backward pass.",
         ),
         reason=facts.say(
-            "Of {groups}, {kept} are kept for the backward pass ({size:GiB}); the others are released before it "
-            "begins.",
+            "Of the {groups} recorded, {kept} are kept for the backward pass ({size:GiB}); the others are released "
+            "before it begins.",
             groups=count(len(rows), "group"),
             size=float((kept["n"] * kept["mean"]).sum()) / GIB,
         ),

@@ -4,7 +4,7 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting.units import MIB
 from scripts.rendering.answer import Answer, Captioned, Facts, count, say, tell
-from scripts.rendering.grid import grid
+from scripts.rendering.grid import NONE, grid
 from scripts.rendering.markup import Table, percent
 from scripts.views.closed_forms import FLASH, block_of, saved_by
 from scripts.views.data import flat, last, ratio, select, size_order
@@ -34,14 +34,15 @@ def block(table: DataFrame) -> dict[str, Answer]:
             asked=asked[0],
             verdict=facts.say(
                 "A block of {full[label]} saves {full[saved]:MiB} at context {context} ({full[precision]}, "
-                "{full[attention]}); {most[mean] / full[saved]:percent} is from {operator}.",
+                "{full[attention]} attention); {most[mean] / full[saved]:percent} is from {operator}.",
                 most=most,
                 operator=None if most is None else most["operator"] or FLASH,
             ),
             more=facts.say("Plain attention saves {more:times} as much as FlashAttention."),
             evidence=Captioned(
                 contributors(table, longest),
-                f"The largest tensors that one block saves for backward in each cell, context {context}.",
+                facts.say("The largest tensors that one block of {full[label]} saves for backward, context {context}."),
+                legend={NONE: f"{NONE}: not saved"},
             ),
             reason=say(
                 "Attention's weights grow with the square of the context. FlashAttention saves one number per row "
@@ -58,7 +59,7 @@ def block(table: DataFrame) -> dict[str, Answer]:
         "gradients": Answer(
             asked=asked[1],
             verdict=facts.say(
-                "A block's backward pass makes {full[gradients]:MiB} of gradients at context {context}"
+                "A block of {full[label]} makes {full[gradients]:MiB} of gradients at context {context}"
                 + tell(bool(exact.all()), ", exactly as expected.", ", partly not as expected.")
             ),
             more=facts.say("{full[weights]:MiB} for the weights, {full[input]:MiB} for the block's input."),

@@ -8,7 +8,7 @@ from cs336_systems.compare.speed import host_bound
 from cs336_systems.sizes import size_name
 from scripts.answers.nsys_profile.kinds import ASKED, longest, others, softmax
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, median_of, say, tell
-from scripts.rendering.grid import Columns, grid
+from scripts.rendering.grid import NONE, Columns, grid
 from scripts.rendering.markup import Table
 from scripts.views.data import PRECISIONS, measured_gpu, reason, select, size_order, small_to_large
 from scripts.views.kernels import CELL, MODES_PROFILED, kernels, profiled_closely, shares
@@ -87,7 +87,11 @@ def forward_time(found: DataFrame, close: DataFrame, *, on_gpu: bool) -> Answer:
             f"Forward pass of inference at context {row['context']}: by the trace, by a clock around the stage "
             f"without the profiler (means), "
             "and by the host's timer in another process (end_to_end, median).",
-            legend={"*": "*: host-bound in either"},
+            legend={
+                "busy / %": "Busy: kernels over stage",
+                "*": "*: host-bound in either",
+                NONE: f"{NONE}: not measured",
+            },
         ),
         reason=tell(
             on_gpu,
@@ -105,7 +109,7 @@ def training(close: DataFrame, plain: DataFrame, unit: str) -> Answer:
         name: [shares(kernels(close, precision=name, mode=mode)) for mode in MODES_PROFILED] for name in PRECISIONS
     }
     whole = {name: both for name, both in found.items() if all(both)}
-    facts = Facts(unit=unit, label=close["label"].iloc[0])
+    facts = Facts(unit=unit, label=close["label"].iloc[0], context=int(close["context"].iloc[0]))
     return Answer(
         asked=ASKED["training"],
         verdict=facts.say(
@@ -117,14 +121,13 @@ def training(close: DataFrame, plain: DataFrame, unit: str) -> Answer:
             ],
         ),
         more=facts.say(
-            "AdamW takes {gained:listing} of the training step's {unit} time.",
+            "AdamW takes {gained:listing} of the training step's {unit} time (context {context}).",
             gained=[say("{new[optimizer]:percent} in {name}", new=new, name=name) for name, (_, new) in whole.items()],
         ),
         evidence="kernel_shares",
         details=Captioned(
             cells_table(plain),
             f"Time of all {unit}s in a step, and the matmuls' share, in every eager cell with plain attention.",
-            long=True,
         ),
     )
 

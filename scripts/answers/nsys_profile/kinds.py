@@ -80,7 +80,7 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
     return Answer(
         asked=ASKED["longest"].replace("kernel", unit),
         verdict=say(
-            "A matmul takes the most time in the forward pass at {hits:listing}.",
+            "The forward pass's longest kernel is a matmul at {hits:listing}.".replace("kernel", unit),
             hits=[
                 say("{hits} of {all} in {name}", hits=int(row["sum"]), all=count(int(row["size"]), "size"), name=name)
                 for name, row in hits.iterrows()
@@ -89,14 +89,15 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
         more=say(
             "{row[label]}, {row[precision]}: {row[shown forward]}, {row[calls forward]:whole} calls, "
             "{row[share forward]:percent} of the time.",
-            "With the backward pass, the same is longest in {same} of {cells}.",
+            "With the backward pass it is the same in {same} of {cells}.",
             row=last(select(lines, size=close["size"].iloc[0])),
             same=same or "none",
             cells=count(len(trained), "cell") if len(trained) else None,
         ),
         details=Captioned(
             grid(lines, {"": {"size": "{label}", "precision": "{precision}"}} | columns, text_columns=3),
-            f"The {unit} that takes the most time: its calls in a step and its share of all {unit}s' time."
+            f"The longest {unit}, by its total time in a step: its calls and its share of all {unit}s' time; context "
+            f"{here['context'].iloc[0]}."
             + (" For matmuls: kind, operand layout and tile." if unit == "kernel" else ""),
         ),
     )
@@ -114,7 +115,6 @@ def others(close: DataFrame, unit: str) -> Answer:
         others_table(forward, unit),
         f"The {unit}s other than matmuls that take the most time in the forward pass of inference, context "
         f"{close['context'].iloc[0]}.",
-        long=True,
     )
     roof = block_kernels(close)
     return Answer(
@@ -138,14 +138,14 @@ def others(close: DataFrame, unit: str) -> Answer:
 
 def limits(roof: DataFrame) -> Typst:
     """The limits of a block's kernels, by the roofline."""
-    sentences = []
+    sentences = [say("The roofs are drawn in @fig-roofline.")]
     for precision in PRECISIONS:
         own = select(roof, precision=precision)
         fast, moved = select(own, memory=False), select(own, memory=True)["of_bandwidth"]
         sentences += [
             say(
-                "In {precision} (@fig-roofline), {fast:listing} reach {rates:span percent} of the peak rate; all "
-                "others are limited by memory bandwidth and move their bytes at {moved:span percent} of it"
+                "In {precision}, {fast:listing} reach {rates:span percent} of the peak rate. For all others memory "
+                "bandwidth is the roof; they move their bytes at {moved:span percent} of it"
                 + (", partly from L2." if moved.max() > COPIED else "."),
                 precision=precision,
                 fast=list(fast["kind"]),
