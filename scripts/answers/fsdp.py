@@ -92,7 +92,6 @@ def pytorch(table: DataFrame, rows: DataFrame, found: list[Duel]) -> Answer:
         evidence=Captioned(
             contender_table(FullyShardedTraining, table, device_bound(rows), COLUMNS),
             facts.say("Training steps: median, 20th and 80th percentile of {row[n]:whole} steps."),
-            long=True,
             legend={"phases / ms": "Phases: medians, backward with the synchronization of gradients", **STARS},
         ),
         reason=facts.say(

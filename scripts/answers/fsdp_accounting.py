@@ -89,7 +89,6 @@ def saving(table: DataFrame, rows: DataFrame) -> Answer:
             contender_table(FullyShardedTraining, table.iloc[:0], device_bound_if_any(kept), columns),
             "Memory per rank with unsharded and with sharded state: weights and moments between steps, unsharded "
             "weights and gradients in flight at the peak, and the peak.",
-            long=True,
             legend={"measured": "Measured: once, on rank 0"},
         ),
     )

@@ -156,7 +156,6 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
             "Every rung of every cell: medians; parts: the components of a bf16 step, or of FP8's, timed alone; MFU: "
             "FLOPs of matmuls (without the embedding) and of causal attention relative to the dense bf16 peak, also in "
             "fp32; J: energy of a step.",
-            long=True,
         ),
         missing=missing,
     )

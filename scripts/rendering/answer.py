@@ -18,8 +18,6 @@ Found = Mapping[str, Any]
 """A section's answers by name, and what else its template or its tiles print."""
 NOTHING = Typst("")
 NOT_HERE = "Not measured on this machine."
-SHORT = 12
-"""The most rows of a table that always stays on one page."""
 
 
 OPERATIONS: dict[str, Callable[[float, float], float]] = {
@@ -126,8 +124,6 @@ class Captioned:
 
     table: Table
     caption: str
-    long: bool = False
-    """Whether it may continue on the next page, if it has more than SHORT rows."""
     closed_form: bool = False
     """Whether it holds on every machine: a report from a processor leaves it, like derivations, to the web edition."""
     legend: Mapping[str, str] = field(default_factory=dict)
@@ -201,8 +197,7 @@ class Answer:
                     return figure(shown)
                 number = next(numbers)
                 label = f"tab-{name}" + (f"-{number}" if number > 1 else "")
-                long = "true" if shown.long and len(shown.table.rows) > SHORT else "false"
-                table = f"#tabulated(long: {long}, [{shown.words}])[\n{shown.table.markup()}\n] <{label}>"
+                table = f"#tabulated([{shown.words}])[\n{shown.table.markup()}\n] <{label}>"
                 return f"#derivation[\n{table}\n]" if shown.closed_form else table
 
             blocks += [block(shown) for shown in _there(self.evidence)]

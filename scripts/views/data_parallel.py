@@ -53,7 +53,6 @@ def every_wrapper(table: DataFrame, rows: DataFrame) -> Captioned:
         "Each wrapper of this section and the next four at its fastest setting"
         f"{' in device-bound cells' if rows['gpu'].any() else ''}: median, 20th and 80th percentile of "
         f"{' or '.join(str(n) for n in sorted(set(rows['n'].astype(int))))} steps.",
-        long=True,
         legend={
             "exposed": "Exposed: extra time over the step without communication",
             "stretched": "stretched: compute in excess of that step's; uncovered: communication without concurrent "
