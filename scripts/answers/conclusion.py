@@ -12,7 +12,7 @@ from scripts.views.data_parallel import OURS, PYTORCH
 from scripts.views.training_ladder import ends, needed, rung_table, worth_doing, wrapped_cell
 from scripts.views.verdicts import against
 
-GRAPH = "compiled into one CUDA graph"
+GRAPH = "in one CUDA graph"
 """How data parallelism runs a compiled step on GPUs."""
 
 
@@ -56,7 +56,7 @@ def in_less_memory(ladder: DataFrame) -> Typst:
     whole, state, weights = (one(cell, rung=name) for name in ("data_parallel", "sharded", "fsdp"))
     return Facts(whole=whole, state=state, weights=weights).say(
         "To save {whole[peak_memory] - state[peak_memory]:gib} per GPU, shard the optimizer: {state[step]:ms} per "
-        "step, not {whole[step]:ms} as with bucketed data parallelism ({whole[label]}, {whole[processes]} GPUs, bf16, "
+        "step, against {whole[step]:ms} with bucketed gradients ({whole[label]}, {whole[processes]} GPUs, bf16, "
         "no CUDA graph).",
         "FSDP saves {whole[peak_memory] - weights[peak_memory]:gib} and takes {weights[step]:ms}.",
     )
@@ -105,7 +105,11 @@ def advice(ladder: DataFrame, best: Series | None, theirs: Series | None) -> Ans
     return Answer(
         asked="What to do on this machine",
         missing="Cannot be decided: no device-bound training step was measured.",
-        verdict=facts.say("Train in {best[precision]}," + graph + " with _{wrapper}_ data parallelism.")
+        verdict=facts.say(
+            "On several GPUs, train in {best[precision]},"
+            + graph
+            + " with _{wrapper}_ data parallelism ({best[label]})."
+        )
         or alone.say("Start with {must:listing}: without them, {label} does not fit.")
         or alone.say("Start with {most:listing}: nothing else shortens {label}'s step as much."),
         more=in_less_memory(ladder),

@@ -139,7 +139,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
         or facts.say("One {machine} trains {best[label]} at {best[tokens]:whole} tokens/s: {best[step]:ms} per step."),
         more=facts.say(
             "A step has {best[batch_size]} × {best[context]} tokens; it is {begin[step] / best[step]:times} as fast as "
-            "the first version that fits (_{begin[title]}_).",
+            f"the first version{' that fits' if lost else ''} (_{{begin[title]}}_).",
         ),
         reason=facts.say(
             "In steady state it draws {watts:whole} W.",

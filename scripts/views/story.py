@@ -12,17 +12,14 @@ from scripts.views.data import measured_gpu, reference_context, select
 from scripts.views.steps import steady, step_table, utilization
 from scripts.views.units import GB
 
-RUNG = "A rung is the training step with one more change (@sec-training_ladder)."
-
 
 def story(tables: Tables, sections: Mapping[str, Found]) -> dict[str, Typst]:
     """Paragraphs of the first page by their titles; those without data are omitted."""
     ladder = sections.get("training_ladder", {})
-    advice = whole(ladder.get("advice"))
     paragraphs = {
         "The machine.": machine(tables),
         "What limits a step.": limits(tables["end_to_end"]),
-        "What helped.": say(whole(ladder.get("fastest")), advice, RUNG if advice else ""),
+        "What helped.": say(whole(ladder.get("fastest")), whole(ladder.get("advice"))),
         "What to do.": whole(sections.get("conclusion", {}).get("advice")),
     }
     return {title: words for title, words in paragraphs.items() if words}
