@@ -40,11 +40,13 @@ def machine(tables: Tables) -> Typst:
     return say(
         f"{{counts:listing}} × {{gpu}} with {{memory:GB}}{'' if counts == ['1'] else ' each'}, {{cpu}}."
         if row["gpu"]
-        else "{cpu}, no GPU.",
+        else "{cpu}" + (", {row[cores]} cores" if int(row["cores"]) else "") + ", no GPU.",
         "By the data sheet a GPU computes {sheet.bf16 / tera:TFLOP/s} in bf16 and {sheet.fp32 / tera:TFLOP/s} in fp32, "
         "and moves {sheet.bandwidth / tera:TB/s} to and from its memory.",
-        "Its link carries {sheet.link / giga:GB/s} each way.",
-        "Driver {row[driver]}, CUDA {row[cuda]}, PyTorch {row[torch]}, Triton {row[triton]}.",
+        "" if counts == ["1"] else "Its link carries {sheet.link / giga:GB/s} each way.",
+        "Driver {row[driver]}, CUDA {row[cuda]}, PyTorch {row[torch]}, Triton {row[triton]}."
+        if row["gpu"]
+        else "PyTorch {row[torch]}.",
         counts=counts,
         gpu=row["gpu"],
         cpu=row["cpu"],
@@ -67,13 +69,15 @@ def limits(end_to_end: DataFrame) -> Typst:
     who = say("eager training steps ({sizes:listing}, context {context}) keep the device", sizes=sizes, context=context)
     sentences = []
     for precision, rows in steps.groupby("precision", sort=False):
-        late = rows["host_bound"].mean() > 0.5
+        late = list(rows.loc[rows["host_bound"].astype(bool), "label"])
+        waiting = say("{late:listing} {waits}", late=late, waits="waits" if len(late) == 1 else "wait")
         sentences += [
             say(
                 "In {precision}, {who} busy for {busy:span percent} of the time, at {reached:span percent} of its peak "
-                "rate" + ("; otherwise it waits for the host, which launches kernels one by one." if late else "."),
+                "rate" + (": {waiting} for the host to launch kernels." if late else "."),
                 precision=precision,
                 who=who,
+                waiting="they wait" if len(late) == len(rows) else waiting,
                 busy=least_and_most(rows["busy"]),
                 reached=least_and_most(rows["utilization"]),
             )
