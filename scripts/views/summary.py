@@ -43,7 +43,7 @@ UNKNOWN = {"cores": "0", "gpu_count": "0"}
 WORDS = {
     "incomplete": "without a metric",
     "oom": "out of memory",
-    "skipped": "not applicable here",
+    "skipped": "not possible here",
     "failed": "failed",
     "not run": "not run",
 }

@@ -90,5 +90,5 @@ def test_the_title_page_counts_the_cells_of_all_grids(rendered):
     grids[COUNTS] = [[100 * row + column for column in range(len(COUNTS))] for row in range(1, len(grids) + 1)]
     source = rendered(coverage=grids)
     measured, planned, oom = (finalize(int(grids[name].sum())) for name in ("ok", "planned", "oom"))
-    assert f'{measured} of {planned} planned cells were measured at the #"smoke"; scale' in source
+    assert f'{measured} of the {planned} cells planned at the #"smoke"; scale were measured' in source
     assert f"{oom} out of memory" in source
