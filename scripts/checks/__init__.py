@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from inspect import getdoc, getmodule, signature
@@ -119,6 +120,8 @@ def conclude(
     extremes = {"least": min(known, default=0.0), "most": max(known, default=0.0), "total": sum(known)}
     detail = summary if cases or otherwise is None else otherwise
     detail = detail.format_map({**constants, "n": len(cases), **extremes})
+    if len(cases) == 1:
+        detail = re.sub(r"^1 (\w+)s\b", r"1 \1", detail)
     return Check(sentence, "passed" if cases else "not applicable", detail)
 
 

@@ -24,7 +24,7 @@ ROUNDING = 0.01
 """Share of a step by which equal times may differ, because of clocks and the timeline's parts."""
 COLLECTIVES = {"all_gather", "reduce_scatter"}
 """Collectives that some profiles list separately from the rest of the communication."""
-ON_GPUS = "profiled on GPUs only"
+ON_GPUS = "no step of several GPUs was profiled"
 
 
 class Contender:
@@ -74,7 +74,7 @@ def contenders(kind: Kind, table: DataFrame) -> list[Contender]:
     return [Contender(cell, cell.key, declared.get(cell.key), rows) for cell, rows in cells]
 
 
-@check("{n} contenders")
+@check("{n} contenders", "no contender was measured")
 def all_do_what_they_declare(measured: list[Contender]) -> Cases:
     """Each contender communicates and copies what it declares, by number and bytes, and trains on its whole batch.
 
