@@ -7,7 +7,7 @@ from pandas import DataFrame
 from cs336_systems.compare.speed import host_bound
 from cs336_systems.sizes import size_name
 from scripts.answers.nsys_profile.kinds import ASKED, longest, others, softmax
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, median_of, say, tell
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, least_and_most, say, tell
 from scripts.rendering.grid import NONE, Columns, grid
 from scripts.rendering.markup import Table
 from scripts.views.data import PRECISIONS, measured_gpu, reason, select, size_order, small_to_large
@@ -27,9 +27,8 @@ FORWARD: Columns = {
 def answers(tables: Tables) -> Found:
     """The section's answers."""
     table = tables["kernel_profile"]
-    gpu = measured_gpu({"": table})
     close = profiled_closely(table)
-    unit = "kernel" if gpu else "operator"
+    unit = "kernel" if measured_gpu({"": table}) else "operator"
     if not len(close):
         return {"unit": unit, "steps": None, **{name: Answer(asked) for name, asked in ASKED.items()}}
     plain = select(table, compiled=False, attention="plain")
@@ -38,7 +37,7 @@ def answers(tables: Tables) -> Found:
         "unit": unit,
         "steps": int(here["steps"].iloc[0]),
         "warmup": int(here["warmup"].iloc[0]),
-        "forward": forward_time(forward_passes(here, tables["end_to_end"]), close, on_gpu=bool(gpu)),
+        "forward": forward_time(forward_passes(here, tables["end_to_end"]), close, unit),
         "longest": longest(here, close, unit),
         "others": others(close, unit),
         "training": training(close, plain, unit),
@@ -63,13 +62,13 @@ def forward_passes(here: DataFrame, end_to_end: DataFrame) -> DataFrame:
     return found.assign(share=found["stage_busy"] / found["stage"], host_bound=bound)
 
 
-def forward_time(found: DataFrame, close: DataFrame, *, on_gpu: bool) -> Answer:
+def forward_time(found: DataFrame, close: DataFrame, unit: str) -> Answer:
     """Sub-question (a): the forward pass by the trace, by events and by another experiment's timer."""
-    bound = found["host_bound"].astype(bool)
+    on_gpu, bound = unit == "kernel", found["host_bound"].astype(bool)
     steady_cells, row = found[~bound], close.iloc[0]
     gap = ((steady_cells["stage"] - steady_cells["forward"]).abs() / steady_cells["forward"]).dropna()
     quoted = select(steady_cells, size=row["size"])
-    facts = Facts(row=row, gap=gap.median(), bound=int(bound.sum()) or None, all=len(found))
+    facts = Facts(row=row, gap=least_and_most(gap), bound=int(bound.sum()) or None, all=len(found))
     return Answer(
         asked=ASKED["forward"],
         verdict=facts.say(
@@ -77,13 +76,13 @@ def forward_time(found: DataFrame, close: DataFrame, *, on_gpu: bool) -> Answer:
             times=[say("{row[stage]:ms} in {row[precision]}", row=each) for _, each in quoted.iterrows()],
         ),
         more=facts.say(
-            "The profiled process and the host's timer differ by {gap:percent} ({cells}).",
+            "The profiled process and the host's timer differ by {gap:span percent} ({cells}).",
             "{bound} of {all} cells {are} host-bound.",
             are="is" if bound.sum() == 1 else "are",
-            cells=median_of(len(gap), "device-bound cell" if on_gpu else "cell"),
+            cells=count(len(gap), "device-bound cell" if on_gpu else "cell"),
         ),
         evidence=Captioned(
-            grid(found, FORWARD, text_columns=2),
+            grid(found, {title.replace("kernel", unit): column for title, column in FORWARD.items()}, text_columns=2),
             f"Forward pass of inference at context {row['context']}: by the trace, by a clock around the stage "
             f"without the profiler (means), "
             "and by the host's timer in another process (end_to_end, median).",
@@ -97,7 +96,8 @@ def forward_time(found: DataFrame, close: DataFrame, *, on_gpu: bool) -> Answer:
             on_gpu,
             "A device-bound pass takes as long as its kernels on any clock. In host-bound cells each clock measures "
             "how fast its process launches kernels, which differs between processes; compare the kernels' time there.",
-            "The two are different processes, and other programs may have slowed one of them.",
+            "The operators ran with the profiler on, the stage without it, and the host's timer in another process; "
+            "other programs may have slowed any of them.",
         ),
         details="kernel_timeline",
     )

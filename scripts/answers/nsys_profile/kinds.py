@@ -228,7 +228,7 @@ def softmax_reason(roof: DataFrame) -> Typst:
     low, full = (one(roof, precision=name, kind="attention matmuls") for name in ("bf16", "fp32"))
     alone = one(roof, precision="bf16", kind="softmax")
     if low is None or full is None or alone is None:
-        return say("It reads and writes every score for only five operations, so it is likely memory-bound.")
+        return say("The softmax reads and writes every score for only five operations.")
     return say(
         "The softmax reads and writes every score in fp32 for only five operations, at {alone[of_bandwidth]:percent} "
         "of the memory bandwidth: it is memory-bound, so the precision makes no difference.",
