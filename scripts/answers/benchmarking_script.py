@@ -179,21 +179,29 @@ def warmup(table: DataFrame) -> Answer:
     if not len(later) or not len(at_once):
         missing = "Not measured: the number of warm-up steps was not varied."
         return Answer("(c) Warm-up", missing=missing)
-    extra = at_once["first_step"] - at_once["step"]
-    others = later["samples"].map(lambda steps: max(steps[1:], default=nan)).fillna(later["step"])
-    late = later[later["first_step"] > (1 + NOTICEABLE) * others]
+    slower, late = (rows[rows["first_step"] > (1 + NOTICEABLE) * slowest_later(rows)] for rows in (at_once, later))
     asked = [f"{end:.0f}" for end in least_and_most(at_once["device_allocations"].dropna()) if end == end]
     facts = Facts(late=len(late), runs=count(len(later), "run"), asked=" to ".join(dict.fromkeys(asked)))
     return Answer(
         asked="(c) Warm-up",
         verdict=say(
-            "Without it, the first step takes {extra:span ms} longer and raises the mean of {n:whole} by up to "
-            "{factor:times}.",
-            extra=(extra.min(), extra.max()),
+            "Without it, the first step takes {extra:span ms} longer and raises the mean of {n:whole} "
+            + ("by up to {factor:times}." if len(at_once) > 1 else "by {factor:times}.")
+            if len(slower)
+            else "No effect is visible: without it, the first step takes {first:span ms}, a later one up to {most:ms}.",
+            extra=least_and_most(at_once["first_step"] - at_once["step"]),
             factor=(at_once["mean"] / at_once["step"]).max(),
             n=at_once["n"].max(),
+            first=least_and_most(at_once["first_step"]),
+            most=slowest_later(at_once).max(),
         ),
         more=facts.say(
+            "After one warm-up step, the first timed step takes {row[first_step]:ms}, a later one up to {most:ms}.",
+            row=later.iloc[0],
+            most=slowest_later(later).max(),
+        )
+        if len(later) == 1
+        else facts.say(
             tell(
                 not len(late),
                 "One warm-up step is enough: after it, the first timed step exceeds the slowest later one by at most "
@@ -216,7 +224,7 @@ def warmup(table: DataFrame) -> Answer:
             "In these first steps the allocator asks the driver for memory {asked} times, after a warm-up step "
             + tell(not later["device_allocations"].max(), "never.", "up to {later:whole} times."),
             tell(
-                bool(asked),
+                bool(asked) if len(slower) else None,
                 "Other likely causes, not timed separately: CUDA loads each kernel's module at its first launch, and "
                 "cuBLAS creates its workspace and picks an algorithm for each shape.",
                 "Likely causes: thread start-up, setup of matmul kernels for each shape, page faults on new memory.",
@@ -225,6 +233,11 @@ def warmup(table: DataFrame) -> Answer:
             later=later["device_allocations"].max(),
         ),
     )
+
+
+def slowest_later(runs: DataFrame) -> Series:
+    """The longest step of each run after its first, or the median if only this was recorded."""
+    return runs["samples"].map(lambda steps: max(steps[1:], default=nan)).fillna(runs["step"])
 
 
 def times_table(table: DataFrame, eager: DataFrame, reference: int | None) -> Table:

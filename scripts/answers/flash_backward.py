@@ -8,23 +8,24 @@ from scripts.views.data import PRECISIONS, first, measured_gpu, select
 
 def answers(tables: Tables) -> Found:
     """The section's answer."""
-    why = availability(tables["flash"]) or "its compiled backward pass needs a GPU"
+    why = availability(tables["flash"]) or "the kernels need a GPU"
     cells = select(call_table(tables["flash"]), **ONE_HEAD)
     kernels, compiled = (select(cells, implementation=name) for name in (OURS, "triton_compiled_backward"))
     pairs = kernels.merge(compiled, on=SHAPE, suffixes=("", "_compiled"))
     decided = pairs[~(pairs["waits"] | pairs["waits_compiled"]).astype(bool)]
     longest = decided[decided["sequence"] == decided["sequence"].max()]
     ratio, ratio_of_longest = (rows["backward_compiled"] / rows["backward"] for rows in (decided, longest))
+    precisions = [name for name in reversed(PRECISIONS) if name in set(decided["precision"])]
     facts = Facts(ratio=least_and_most(ratio), row=first(longest), long=least_and_most(ratio_of_longest))
     return {
         "hopper": measured_gpu(tables) != "",
         "ways": Answer(
             asked="Kernels against compiled PyTorch",
             verdict=facts.say(
-                "Backward in compiled PyTorch takes {ratio:span times} our kernels' time ({cells} in "
-                "{precisions:listing}).",
-                cells=count(len(decided), "cell"),
-                precisions=[name for name in reversed(PRECISIONS) if name in set(decided["precision"])],
+                "Backward in compiled PyTorch takes {ratio:span times} our kernels' time ({where}).",
+                where=facts.say("{row[sequence]} tokens, d = {row[d]}, {row[precision]}")
+                if len(decided) == 1
+                else say("{cells} in {precisions:listing}", cells=count(len(decided), "cell"), precisions=precisions),
             )
             or say(
                 "Whether kernels or compiled PyTorch are faster cannot be decided: all cells are host-bound."

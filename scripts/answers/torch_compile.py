@@ -67,7 +67,7 @@ def attention(table: DataFrame) -> Answer:
         asked="(a) Attention",
         verdict=facts.say(
             "At {row[sequence]} tokens {quick} attention is {gains:span times} as fast as {slow} ({cells}).",
-            cells=count(len(longest), "head dimension"),
+            cells=count(len(longest), "head dimension") if len(longest) > 1 else facts.say("d = {row[d]}"),
         )
         or say("Cannot be decided: in every cell, compiled or eager is host-bound."),
         more=facts.say(
@@ -85,8 +85,8 @@ def attention(table: DataFrame) -> Answer:
             legend={"*": "*: host-bound"},
         ),
         reason=say(
-            "In {cells} one of the two is host-bound; there, eager attention keeps the device busy {work:span times} "
-            "as long as compiled attention.",
+            "In {cells} eager or compiled calls are host-bound; there, eager attention keeps the device busy "
+            "{work:span times} as long as compiled attention.",
             cells=count(len(waits), "shape"),
             work=least_and_most(waits["work"]),
         ),
@@ -146,11 +146,17 @@ def both_ways(rows: DataFrame, steps: DataFrame, tried: DataFrame) -> DataFrame:
 
 def work_sentence(pairs: DataFrame) -> Typst:
     """How much compiling reduces the device's time, which does not depend on the host."""
+    labels = list(dict.fromkeys(pairs["label"]))
     gains = [
         say("{gain:span times} ({name})", gain=least_and_most(select(pairs, precision=name)["work"]), name=name)
         for name in reversed(PRECISIONS)
     ]
-    return say("Eager steps need {gains:listing} the device time of compiled ones.", gains=list(filter(None, gains)))
+    return say(
+        ("Eager steps" if len(labels) > 1 else "Eager steps of {labels:listing}")
+        + " need {gains:listing} the device time of compiled ones.",
+        labels=labels,
+        gains=list(filter(None, gains)),
+    )
 
 
 def step_sentence(decided: DataFrame, steps: DataFrame, cells: int) -> Typst:
@@ -162,11 +168,12 @@ def step_sentence(decided: DataFrame, steps: DataFrame, cells: int) -> Typst:
     if len(decided) == 1:
         row = decided.iloc[0]
         speed = against(*(one(steps, compiled=way, **dict(row[["size", "precision"]])) for way in (True, False)))
+        where = where if cells > 1 else ""
         return speed.sentence(f"the compiled step of {row['label']} ({row['precision']})", "the eager one", where)
     quick, slow, gains = faster_one(decided["gain"])
     words = "The {quick} step is {gains:span times} as fast as the {slow} one {where}."
     return say(words, quick=quick, slow=slow, gains=gains, where=where) or say(
-        "Whole steps are not compared: in all cells one of the two is host-bound ({cells}).", cells=count(cells, "cell")
+        "No step is compared: in every cell, compiled or eager is host-bound."
     )
 
 

@@ -3,12 +3,13 @@
 from scripts.answers.flash_benchmarking.ablation import ablation
 from scripts.answers.flash_benchmarking.against_plain import against_plain
 from scripts.answers.flash_benchmarking.in_the_model import in_the_model, most_gained
-from scripts.answers.flash_benchmarking.leaderboard import by_handout, leaderboard, next_to_the_fastest
+from scripts.answers.flash_benchmarking.leaderboard import by_handout, leaderboard, next_to_the_fastest, ours_by_kernels
 from scripts.answers.flash_benchmarking.peers import peers
 from scripts.rendering.answer import Found, Tables, say
 from scripts.rendering.markup import Tile, Typst, milliseconds, times
 from scripts.views.attention_calls import availability, our_implementation, titles
 from scripts.views.attention_times import call_table
+from scripts.views.data import select
 from scripts.views.own import own_rows
 
 
@@ -26,13 +27,13 @@ def answers(tables: Tables) -> Found:
         "peers": peers(table, cells),
         "leaderboard": leaderboard(table, cells, ablations),
         "in_the_model": in_the_model(steps),
-        "ablation": ablation(ablations),
+        "ablation": ablation(ablations, ours_by_kernels(select(table, compiled_call=True))),
         **{
             f"own_{place}": against_plain(table, cells, name, f"your {names[name]}", names[name])
             for place, name in enumerate(own, start=1)
         },
         "board": by_handout(table),
-        "rival": next_to_the_fastest(cells),
+        "rival": next_to_the_fastest(table, cells),
         "gained": most_gained(steps),
     }
 

@@ -5,6 +5,7 @@ from pandas import DataFrame
 from scripts.rendering.answer import NOTHING, Answer, Captioned, least_and_most, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, Typst, fixed_point
+from scripts.views.attention_times import ENOUGH
 from scripts.views.data import flat, select
 from scripts.views.spread import MARKS, mark
 
@@ -23,8 +24,8 @@ DECISIONS = {
 PHASES = ["forward", "backward"]
 
 
-def ablation(table: DataFrame) -> Answer:
-    """One decision reverted at a time, in each precision."""
+def ablation(table: DataFrame, ours: str) -> Answer:
+    """One decision reverted at a time, in each precision; `ours` names the kernels that run without ablation."""
     rows = passes(table)
     if not len(rows):
         return Answer("Design decisions", missing="Not measured: the kernels need a GPU.")
@@ -44,8 +45,11 @@ def ablation(table: DataFrame) -> Answer:
             legend={"–": "–: does not apply", **MARKS},
         ),
         reason=say(
+            "Outside this table, this GPU runs the Gluon kernels at such lengths in bf16 (@sec-flash_forward)."
+            if "Gluon" in ours
+            else "",
             "Each decision is reverted alone, with the tiles that were chosen with it. If these tiles no longer suit, "
-            "the ratio is far larger than in kernels tuned without the decision.",
+            "the ratio can be far larger than in kernels tuned without the decision.",
             "Single samples are not quoted." if rows.loc[rows["n"] == 1, "worth"].notna().any() else "",
         ),
     )
@@ -65,6 +69,10 @@ def costliest(rows: DataFrame) -> Typst:
     worth = rows[(rows["without"] != "nothing") & (rows["n"] > 1)].dropna(subset="worth").groupby("without")["worth"]
     if not worth.ngroups:
         return NOTHING
+    if worth.size().max() < ENOUGH:
+        worst = rows.loc[worth.idxmax()].sort_values("worth").iloc[-1]
+        words = "In {row[precision]}, _{costly}_ costs most: the {row[metric]} pass takes {row[worth]:times} the time."
+        return say(words, row=worst, costly=DECISIONS[worst["without"]])
     decision = worth.median().idxmax()
     return say(
         "In {name}, _{costly}_ costs most in the median: {gain:span times} the time.",

@@ -13,7 +13,7 @@ from scripts.views.data import last, measured_gpu, one, reason, select, statisti
 from scripts.views.spread import MARKS, mark, marked
 
 REFERENCE_D = 64
-HIDDEN = {NONE: f"{NONE}: host-bound, so the device's time is unknown"}
+HIDDEN = {NONE: f"{NONE}: not measured, or host-bound, so that the device's time is unknown"}
 
 
 def against_plain(table: DataFrame, cells: DataFrame, name: str, title: str, short: str) -> Answer:
@@ -96,9 +96,9 @@ def grid_table(alone: DataFrame, known: DataFrame, met: DataFrame, d: int, names
         passes = zip(("forward", "backward", "both"), PASSES, strict=True)
         columns[f"{precisions[0]}, {title}"] = {head: f"{{{each}{place}}}" for head, each in passes}
     for precision in precisions:
-        columns[f"{precision}, device"] = {title: f"{{{precision}{place}}}" for place, title in enumerate(names)} | {
-            f"plain / {first}": f"{{{precision}}}×"
-        }
+        columns[f"{precision}, device" if on_gpu else precision] = {
+            title: f"{{{precision}{place}}}" for place, title in enumerate(names)
+        } | {f"plain / {first}": f"{{{precision}}}×"}
     lines = []
     for sequence in sorted(set(select(alone, d=d)["sequence"])):
         line: dict[str, Any] = {"sequence": sequence}

@@ -56,25 +56,35 @@ def in_the_model(table: DataFrame) -> Answer:
     models, model = trained(table), most_gained(table)
     if not len(models):
         return Answer("In the model", missing="Not measured: the kernels need a GPU.")
-    model = models.iloc[-1] if model is None else model
+    if model is None:
+        compared = models[[speed.ratio is not None for speed in models["against sdpa"]]]
+        model = (compared if len(compared) else models).iloc[-1]
     how = f"{model['precision']}{model['how']}"
     place = say("({model[label]}, context {model[context]}, {how})", model=model, how=how)
     gain = model["against plain"].sentence("a step with our attention", "one with plain attention", place)
+    others = NOTHING
+    if not model["host_bound"]:
+        others = model["against sdpa"].sentence("ours", "PyTorch’s SDPA", "there" if gain else place)
     return Answer(
         asked="In the model",
-        verdict=gain or "Not compared with plain attention: no step was timed with both.",
+        verdict=gain or others or "Not compared with plain attention: no step was timed with both.",
         more=say(
-            NOTHING
-            if model["host_bound"]
-            else model["against sdpa"].sentence("ours", "PyTorch’s SDPA", "there" if gain else place),
+            others if gain else "No step was timed with plain attention." if others else "",
             "Its memory peaks at {model[peak_memory]:gib}, with plain attention at {model[peak_memory plain]:gib}.",
             model=model,
         ),
         evidence=Captioned(
             grid(models, MODELS),
-            f"Training step in {' and '.join(models['precision'].unique())} with plain attention, PyTorch’s SDPA (the "
-            "backend that PyTorch picks) and ours: median and 20th to 80th percentile of "
-            f"{models['n'].iloc[-1]:.0f} steps; how long the device works in it; time over ours. –: host-bound, too "
+            f"Training step in {' and '.join(models['precision'].unique())} with {attentions(models)}: median and 20th "
+            f"to 80th percentile of {models['n'].iloc[-1]:.0f} steps; how long the device works in it; time over ours. "
+            "–: host-bound, too "
             "few steps, or not measured.",
         ),
     )
+
+
+def attentions(models: DataFrame) -> str:
+    """The attentions that were timed, in words."""
+    names = {" plain": "plain attention", " sdpa": "PyTorch’s SDPA (the backend that PyTorch picks)"}
+    timed = [name for way, name in names.items() if models[f"step{way}"].notna().any()]
+    return " and ".join([", ".join(timed), "ours"] if timed else ["ours"])

@@ -6,7 +6,7 @@ from cs336_systems.experiments.flash import Flash
 from cs336_systems.implementations import PARAMETER
 from scripts.rendering.answer import Answer, Captioned, say
 from scripts.rendering.grid import NONE, crossed
-from scripts.views.attention_calls import OURS, titles
+from scripts.views.attention_calls import OURS, availability, titles
 from scripts.views.attention_times import ENOUGH, KINDS, duels, score_sentence, scores, strongest
 from scripts.views.data import select
 
@@ -48,7 +48,14 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
                 legend={NONE: f"{NONE}: not timed at these shapes"},
             ),
         ],
-        reason="Short calls are replayed from a CUDA graph with a warm L2 cache; long ones are called with a cold "
-        "cache. At each shape this is the same for all implementations. FlashAttention-3 is not on PyPI and was not "
-        "measured.",
+        reason=say(
+            "Short calls are replayed from a CUDA graph with a warm L2 cache; long ones are called with a cold cache. "
+            "At each shape this is the same for all implementations. FlashAttention-3 is not on PyPI and was not "
+            "measured.",
+            *(
+                say("{name} was not measured: {why}.", name=names[name], why=availability(rows))
+                for name, rows in table.groupby(PARAMETER, sort=False)
+                if name in LIBRARIES
+            ),
+        ),
     )
