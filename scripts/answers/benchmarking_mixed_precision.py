@@ -121,6 +121,8 @@ def speed_answer(here: DataFrame, profile: DataFrame, *, on_gpu: bool) -> Answer
             what="forward and backward (device time)" if on_gpu else "forward and backward",
         )
         if len(here) > 1 and gains.min() >= 1
+        else say("In fp32, forward and backward take {row[gain]:times} the time of bf16 ({row[label]}).", row=small)
+        if len(here) == 1
         else say(
             "In fp32, forward and backward take {gains:listing} the time of bf16.",
             gains=[say("{row[gain]:times} ({row[label]})", row=row) for _, row in here.iterrows()],

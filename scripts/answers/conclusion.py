@@ -3,13 +3,13 @@
 from pandas import DataFrame, Series
 
 from cs336_systems.experiments.data_parallel import DataParallelTraining
-from scripts.rendering.answer import Answer, Facts, Found, Tables
+from scripts.rendering.answer import Answer, Facts, Found, Tables, say
 from scripts.rendering.markup import Typst, percent
 from scripts.views.comparison import contenders, device_bound, fastest, setting_name
 from scripts.views.comparison_tables import missing
-from scripts.views.data import PRECISIONS, one, select
+from scripts.views.data import PRECISIONS, measured_gpu, one, select
 from scripts.views.data_parallel import OURS, PYTORCH
-from scripts.views.training_ladder import ends, needed, rung_table, worth_doing, wrapped_cell
+from scripts.views.training_ladder import ends, italic, needed, rung_table, worth_doing, wrapped_cell
 from scripts.views.verdicts import against
 
 GRAPH = "in one CUDA graph"
@@ -20,7 +20,9 @@ def answers(tables: Tables) -> Found:
     """The section's answers."""
     wrappers = compared_wrappers(contenders(DataParallelTraining, tables["data_parallel"]))
     why = missing(tables["data_parallel"])
-    why = "Cannot be decided: no steady, device-bound step without communication." if len(wrappers) else why
+    if len(wrappers):
+        bound = ", device-bound" * bool(wrappers["gpu"].iloc[0])
+        why = f"Cannot be decided: no steady{bound} step without communication."
     cell = select(wrappers, processes=wrappers["processes"].max())
     best = fastest(cell, list(OURS))
     return {
@@ -44,10 +46,11 @@ def one_gpu(table: DataFrame) -> Facts:
     rungs = rung_table(table)
     chosen = ends(rungs[rungs["gpu"] != ""])
     if not chosen:
-        return Facts(label=None, must=[], most=[])
+        return Facts(label=None, must=[], most=[], rest=[])
     ladder = chosen[-1]
-    most = list(worth_doing(ladder)["title"].head(2))
-    return Facts(label=ladder["label"].iloc[0], must=needed(table, ladder), most=most)
+    order, must = italic(worth_doing(ladder)["title"]), italic(needed(table, ladder))
+    start = 0 if must else 2
+    return Facts(label=ladder["label"].iloc[0], must=must, most=order[:start], rest=order[start:])
 
 
 def in_less_memory(ladder: DataFrame) -> Typst:
@@ -104,7 +107,8 @@ def advice(ladder: DataFrame, best: Series | None, theirs: Series | None) -> Ans
     facts, alone = Facts(best=best, wrapper=wrapper), one_gpu(ladder)
     return Answer(
         asked="What to do on this machine",
-        missing="Cannot be decided: no device-bound training step was measured.",
+        missing="Cannot be decided: no "
+        + ("device-bound training step was measured." if measured_gpu({"": ladder}) else "GPU was measured."),
         verdict=facts.say(
             "On several GPUs, train in {best[precision]},"
             + graph
@@ -112,7 +116,7 @@ def advice(ladder: DataFrame, best: Series | None, theirs: Series | None) -> Ans
         )
         or alone.say("Start with {must:listing}: without them, {label} does not fit.")
         or alone.say("Start with {most:listing}: nothing else shortens {label}'s step as much."),
-        more=in_less_memory(ladder),
+        more=say(in_less_memory(ladder), alone.say("Then add {rest:listing}.") if best is None else ""),
         reason=facts.say(
             against(best, theirs).sentence(wrapper, "PyTorch's best wrapper", where),
             "@sec-torch_compile shows what compiling gains, @sec-benchmarking_script the host overhead, "

@@ -52,6 +52,7 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
     asked, best = swept[0], best_of(swept[0])
     holds = [in_between(sizes) for sizes in swept]
     over = duels(rows, ["bucketed"], ["overlapped"])
+    shortest = "one call for all gradients is" if best["messages"] == 1 else "{best[bucket_mb]} MB is"
     facts = Facts(
         best=best,
         slowed=best if best["stretched"] > best["exposed"] / 2 else None,
@@ -73,7 +74,7 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
                 else "An intermediate size is best in {confirmed} of {settings} settings: {best[bucket_mb]} MB, "
                 "{best[median]:ms}",
                 "Unexpectedly, an extreme size is best: {best[bucket_mb]} MB, {best[median]:ms}",
-                "No intermediate size is clearly best; {best[bucket_mb]} MB is fastest, {best[median]:ms}",
+                f"No intermediate size is clearly best; {shortest} fastest, {{best[median]:ms}}",
             )
             + " ({best[cell]})."
         ),
@@ -101,7 +102,12 @@ def same_calls(sizes: DataFrame) -> Typst:
         say("{calls:whole} ({sizes:listing} MB)", calls=calls, sizes=list(same["bucket_mb"]))
         for calls, same in sizes.dropna(subset="messages").groupby("messages", sort=False)
     ]
-    return say("These sizes make {calls:listing} calls, since a parameter is sent in one piece.", calls=calls)
+    return say(
+        "These sizes make {calls:listing} calls: all gradients take {row[communicated]:size}, and none is sent in "
+        "pieces.",
+        calls=calls,
+        row=sizes.iloc[0],
+    )
 
 
 def model(all_reduce: DataFrame, rows: DataFrame) -> Answer:
@@ -129,7 +135,8 @@ def model(all_reduce: DataFrame, rows: DataFrame) -> Answer:
         more=facts.say("The measured best is {asked[bucket_mb]} MB, with {asked[exposed]:ms} exposed."),
         evidence=Captioned(
             grid(DataFrame(lines), MODEL),
-            "Best bucket size and what it leaves after the backward pass, by the model and as measured, MB and ms.",
+            "The model's best bucket size and what it leaves after the backward pass, next to the best size as "
+            "measured, MB and ms.",
             legend={"stretched": "Stretched: compute beyond the baseline's in the profiled step"},
         ),
         reason=facts.say(

@@ -45,9 +45,10 @@ def times(cells: DataFrame, gpu: str) -> Answer:
     both = select(cells, backend="gloo").merge(
         select(cells, backend="nccl"), on=["processes", "megabytes"], suffixes=("_gloo", "_nccl")
     )
-    most = select(cells, backend="nccl")["processes"].max()
+    nccl = select(cells, backend="nccl")
+    most = nccl["processes"].max()
     alone = sorted(number for number in set(select(cells, backend="gloo")["processes"]) if number > most)
-    fastest = last(select(cells, backend="nccl").sort_values("bus_bandwidth"))
+    fastest = last(nccl.sort_values("bus_bandwidth"))
     sheet = gpu_of(gpu)
     link = sheet.link / 1e9 if sheet and sheet.link else None
     facts = Facts(gloo=same, row=quoted, alone=list(map(str, alone)), best=fastest, link=link)
@@ -62,7 +63,16 @@ def times(cells: DataFrame, gpu: str) -> Answer:
             ratio=least_and_most(both["median_gloo"] / both["median_nccl"]),
             cells=count(len(both), "cell"),
         )
-        or facts.say("Only {row[name]} was measured" + ("." if gpu else ": NCCL needs a GPU per process.")),
+        or facts.say(
+            "Only {row[name]} was measured"
+            + (
+                ": NCCL needs a GPU per process."
+                if not gpu
+                else "."
+                if len(nccl)
+                else ", in host memory: no GPU took part."
+            )
+        ),
         evidence="all_reduce_time",
         reason=facts.say(
             "Over NCCL the bus bandwidth reaches {best[bus_bandwidth]:GB/s} ({best[processes]} processes, "
@@ -97,9 +107,14 @@ def interaction(cells: DataFrame, fits: Lines) -> Answer:
         ),
         evidence=Captioned(
             grid(found, FITS),
-            "Overhead o and bandwidth w (of the message) of an all-reduce between n processes, fitted to the medians "
-            "of all sizes by least squares of relative deviations (residual: their root mean square); at o·w bytes the "
-            "overhead is half of the time.",
+            "Overhead o and bandwidth w (of the message) of an all-reduce between n processes, "
+            + (
+                "fitted to the medians of all sizes by least squares of relative deviations (residual: their root mean "
+                "square)"
+                if found["residual"].notna().any()
+                else "by the line through the medians of two sizes"
+            )
+            + "; at o·w bytes the overhead is half of the time.",
         ),
         reason=say(*(growth(select(cells, backend=each), fits) for each in BACKENDS)),
         missing="No line could be fitted: fewer than two sizes were measured, or the time does not grow with the size.",

@@ -99,7 +99,8 @@ def pytorch(table: DataFrame, rows: DataFrame, found: list[Duel]) -> Answer:
             "Ours gathers up to {ahead} units ahead; fully_shard uses its default prefetching"
             + tell(
                 TUNED in set(rows["contender"]),
-                ", or, _tuned_, prefetches two blocks in both passes and has its buffers in NCCL's memory.",
+                ", or, _tuned_, prefetches two blocks in both passes"
+                + (" and has its buffers in NCCL's memory." if asked.first["gpu"] else "."),
                 ".",
             ),
             "Tuned fully_shard was not measured with {untuned:listing}.",

@@ -14,6 +14,7 @@ from scripts.views.closed_forms import block_of, step_of
 from scripts.views.data import first, last, one, one_model, select
 from scripts.views.strategies import sketch, strategies_table
 from scripts.views.units import GIB
+from scripts.views.verdicts import against
 
 HANDOUT_LAYERS = SIZES["2.7B"].num_layers
 """Of the handout's model, which is used for the strategies if no model was measured."""
@@ -24,7 +25,7 @@ def answers(tables: Tables) -> Found:
     """The section's answers."""
     table = one_model(tables["checkpointing"])
     found = segments(table)
-    return {"strategy": strategy(found), "measured": measured(found), "sketch": sketch()}
+    return {"strategy": strategy(found), "measured": measured(found, select(table, metric="step")), "sketch": sketch()}
 
 
 def segments(table: DataFrame) -> DataFrame:
@@ -75,7 +76,7 @@ def strategy(found: DataFrame) -> Answer:
     )
 
 
-def measured(found: DataFrame) -> Answer:
+def measured(found: DataFrame, steps: DataFrame) -> Answer:
     """Sub-question (b): one level of checkpoints, measured."""
     cases = list(bests(found))
     if found["step"].isna().all():
@@ -88,13 +89,9 @@ def measured(found: DataFrame) -> Answer:
             best=best,
             row=first(found),
         )
-        or say(
-            "Peaks are counted on GPUs only; segments of {row[segment]} take {row[step] / plain[step]:times} the time "
-            "of no checkpoints.",
-            row=first(found[found["segment"] > 0]),
-            plain=first(select(found, segment=0)),
-        ),
+        or in_time(steps),
         more=say(
+            "" if cases else "Peaks are counted on GPUs only.",
             *(neighbours(cases, which) for which in ("shorter", "longer")),
             "Blocks are not split, so no segment is shorter."
             if cases and all(case["row"]["segment"] == 1 for case in cases)
@@ -113,6 +110,16 @@ def measured(found: DataFrame) -> Answer:
             ),
         ),
     )
+
+
+def in_time(steps: DataFrame) -> Typst:
+    """The step with the shortest segments against the one without checkpoints, by their times."""
+    steps = select(steps, attention=steps["attention"].iloc[0]).sort_values("segment")
+    row = first(steps[steps["segment"] > 0])
+    blocks = "each block" if row is None or row["segment"] == 1 else f"every {row['segment']} blocks"
+    where = say("({row[label]}, context {row[context]}, {row[precision]})", row=row)
+    speed = against(row, first(select(steps, segment=0)))
+    return speed.sentence(f"checkpointing {blocks}", "no checkpointing", where)
 
 
 def neighbours(cases: list[dict[str, Any]], which: str) -> Typst:

@@ -3,7 +3,7 @@
 from pandas import DataFrame
 
 from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
-from scripts.rendering.answer import Answer, Facts, Found, Tables, say
+from scripts.rendering.answer import Answer, Facts, Found, Tables, say, tell
 from scripts.views.comparison import duels
 from scripts.views.comparison_tables import setting
 from scripts.views.data_parallel import every_wrapper, why_untold, wrappers
@@ -45,7 +45,8 @@ def share(table: DataFrame, rows: DataFrame) -> Answer:
         )
         or facts.say(takes + "its share of communication cannot be decided ({naive[cell]})."),
         more=facts.say(
-            "Without communication the step takes {naive[baseline]:ms}.",
+            "Without communication the step takes {naive[baseline]:ms}"
+            + tell(bool(naive["baseline"] > naive["median"]), ", likely because other programs slowed it down.", "."),
             "In the profiled step {uncovered:ms} of communication ({uncovered / naive[timeline_length]:percent}) "
             "run uncovered, and the device idles for another {idle:ms}.",
         ),

@@ -10,7 +10,7 @@ from cs336_systems.compare.speed import SAME
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from cs336_systems.sizes import parse_size
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say, tell
-from scripts.rendering.grid import Columns, grid
+from scripts.rendering.grid import NONE, Columns, grid
 from scripts.rendering.markup import Table, Typst
 from scripts.views.comparison import (
     FOREIGN,
@@ -166,13 +166,14 @@ def time_answer(table: DataFrame, rows: DataFrame, unsharded: DataFrame) -> Answ
             legend={
                 "timed separately / ms": "Phases: medians; the optimizer's includes sending parameters",
                 "sync.": "PyTorch's synchronization is part of its backward pass",
+                NONE: f"{NONE}: phases that do not add up to the step",
                 **STARS,
             },
         ),
         reason=facts.say(
             "The optimizer's part takes {own[optimizer]:ms} sharded and {whole[optimizer]:ms} unsharded: a rank "
             "updates $1\\/N$ of the parameters, and then waits for the others.",
-            "Over symmetric memory it takes {peers[optimizer]:ms}.",
+            "Over symmetric memory the optimizer's part takes {peers[optimizer]:ms}.",
             "The fastest of PyTorch's (_{setting}_) takes {theirs[median]:ms}, including {theirs[optimizer]:ms} for "
             "the optimizer's part.",
             "In another launch (@sec-naive_ddp_benchmarking) the fastest unsharded step ({unsharded[title]}) takes "
@@ -197,13 +198,15 @@ def zero_answer() -> Answer:
     ours, zero = (SCHEMES[name] for name in ("sharded optimizer", "ZeRO-1"))
     ranks = RANKS[0]
     sent, least = ours.sent(whole, ranks), zero.sent(whole, ranks)
-    facts = Facts(ranks=ranks, sent=sent / GB, zero=least / GB, state=ours.memory(whole, ranks).total / GIB)
+    facts = Facts(
+        size=HANDOUT_SIZE, ranks=ranks, sent=sent / GB, zero=least / GB, state=ours.memory(whole, ranks).total / GIB
+    )
     return Answer(
         asked="(c) Against ZeRO stage 1",
         verdict=facts.say("Sharded state takes the memory of ZeRO stage 1, but {sent / zero:times} its communication."),
         more=facts.say(
-            "On {ranks} ranks, each holds {state:GiB} of training state and sends {sent:GB} per step instead of "
-            "{zero:GB}."
+            "By closed form each of {ranks} ranks holds {state:GiB} of training state and sends {sent:GB} per step, "
+            "not {zero:GB} ({size} in fp32)."
         ),
         evidence=Captioned(
             schemes_table(RANKS),

@@ -2,7 +2,6 @@
 alone.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from pandas import DataFrame, Series
@@ -34,6 +33,7 @@ from scripts.views.training_ladder import (
     ends,
     fastest,
     floor_table,
+    italic,
     ladders,
     losses,
     needed,
@@ -51,7 +51,7 @@ YARDSTICK = (
     "The sum is a yardstick, not a lower bound: in the step the update overlaps the backward pass, and the clock may "
     "differ."
 )
-NEEDS_GPU = "Not measured: it needs a GPU."
+NEEDS_GPU = "Not shown: on a CPU the steps show only that each rung works."
 RUNG: Columns = {
     "": "{label}",
     "batch": "{batch_size} × {context}",
@@ -148,7 +148,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
             "Timed alone in the same job (@fig-ladder), the parts of a bf16 step take {parts[floor]:ms}: matmuls "
             "{parts[matmuls]:ms}, attention {parts[attention]:ms}, the update {parts[update]:ms}, and norms and the "
             "rest {parts[norms and elementwise]:ms} (their bytes at a copy's speed).",
-            "It runs out of memory with {lost:listing}.",
+            "{best[label]} runs out of memory with {lost:listing}.",
         ),
         evidence=PICTURES if found else (),
         details=Captioned(
@@ -171,11 +171,6 @@ def steady_state(best: Series | None) -> dict[str, Any]:
     return {"watts": 1e3 * best["energy"] / best["step"], "first": first if first != step else None, "cool": None}
 
 
-def italic(titles: Sequence[str]) -> list[Typst]:
-    """Titles of rungs, which have commas and conjunctions of their own, for a list."""
-    return [say("_{title}_", title=title) for title in titles]
-
-
 def floor_of(table: DataFrame, row: Series | None) -> Series | None:
     """The parts of a step timed alone, next to a rung."""
     if row is None:
@@ -189,18 +184,24 @@ def sizes(rungs: DataFrame, found: list[DataFrame]) -> Answer:
     best = best.assign(millijoules=1e3 * best["joules"])
     spans = {name: least_and_most(best[name].astype(float)) for name in ("over", "utilization")}
     facts = Facts(**spans, cells=count(len(best), "cell"), wall=(best["step"] / best["device_busy"]).max())
+    single = len(best) == 1
     return Answer(
-        asked="All sizes",
-        verdict=facts.say("At its fastest, training reaches {utilization:span percent} of the bf16 peak ({cells})."),
+        asked="Against its parts" if single else "All sizes",
+        verdict=facts.say("The fastest step takes {over:span times} the time of its parts alone.")
+        if single
+        else facts.say("At its fastest, training reaches {utilization:span percent} of the bf16 peak ({cells})."),
         evidence=Captioned(
             grid(best, SIZES, text_columns=3),
-            "The fastest measured rung of each model and batch, and the sum of what the parts of a bf16 step take "
-            "alone, with 20th and 80th percentiles. MFU: share of the bf16 peak; mJ per token by the driver's counter"
+            ("The fastest measured rung" if single else "The fastest measured rung of each model and batch")
+            + ", and the sum of what the parts of a bf16 step take alone, with 20th and 80th percentiles. MFU: share "
+            "of the bf16 peak; mJ per token by the driver's counter"
             + ("." if best["first_steps"].notna().any() else ", in a longer run, whose steps may be slower."),
         ),
         reason=facts.say(
-            "A cell's fastest step takes {over:span times} the time of its parts alone, and at most {wall:times} the "
-            "device's busy time.",
+            "It takes {wall:times} the device's busy time."
+            if single
+            else "A cell's fastest step takes {over:span times} the time of its parts alone, and at most {wall:times} "
+            "the device's busy time.",
             YARDSTICK if spans["over"][0] < 1 else "",
             *map(shape_of, best.drop_duplicates("size")["size"]),
             in_fp8(rungs, fastest(found[-1])) if found else "",
@@ -267,9 +268,12 @@ def advice(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer
     order = [] if ladder is None else [row for _, row in worth_doing(ladder).iterrows()]
     must = [] if ladder is None else needed(table, ladder)
     start = 0 if must else 2
+    left, least = left_out(rungs, found), 0.0 if ladder is None else WORTH * fastest(ladder)["step"]
+    either = {RUNGS[name].title for name in ("compiled", "fused")}
+    known = {*must, *(row["title"] for row in order)}
+    known |= either if known & either else set()
     facts = Facts(
         size=None if ladder is None else ladder["label"].iloc[0],
-        left=left_out(rungs, found),
         worth=WORTH,
         saved=[milliseconds(row["gain"]) for row in order[:start]],
         must=italic(must),
@@ -290,6 +294,9 @@ def advice(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer
             else "",
             NOTHING if ladder is None else instead_of_the_compiler(ladder),
             "Removing a single rung from the full ladder of {size} costs {left:listing}.",
+            "So {together:listing} saves as much only together with the rungs after it.",
+            left=[say("{cost:ms} (_{title}_)", title=title, cost=cost) for title, cost in left.items()],
+            together=italic([title for title, cost in left.items() if cost > least and title not in known]),
         ),
     )
 
@@ -308,20 +315,20 @@ def instead_of_the_compiler(ladder: DataFrame) -> Typst:
     return against(fused, compiled).sentence("the step with fused passes", "the step with compiled blocks")
 
 
-def left_out(rungs: DataFrame, found: list[DataFrame]) -> list[Any]:
-    """The cost of leaving out each of the other rungs from the last one, if it is decided, for the largest model."""
+def left_out(rungs: DataFrame, found: list[DataFrame]) -> dict[str, float]:
+    """The cost in ms of leaving each rung out of the last one, by its title, for the largest model, where decided."""
     if not found:
-        return []
+        return {}
     first = found[-1].iloc[0]
     cell = select(rungs, **{name: first[name] for name in SHAPE})
     last = one(cell, rung="overlap")
     if last is None:
-        return []
-    return [
-        say("{cost:ms} (_{title}_)", title=RUNGS[taken].title, cost=row["step"] - last["step"])
+        return {}
+    return {
+        RUNGS[taken].title: float(row["step"] - last["step"])
         for _, row in cell.iterrows()
         if (taken := RUNGS[row["rung"]].without) and against(row, last).faster is False
-    ]
+    }
 
 
 def learning(table: DataFrame) -> Answer:

@@ -7,16 +7,15 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting import leaderboard
 from cs336_systems.accounting.units import BYTES, MIB
 from cs336_systems.measure.gpus import gpu_of, listed
+from cs336_systems.record.measurement import WHOLE_CELL
 from cs336_systems.sizes import parse_size
 from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst, with_unit
 from scripts.views.communication import all_reduce_table, lines
-from scripts.views.data import measured_gpu, select
+from scripts.views.data import first, measured_gpu, select
 from scripts.views.units import GB
 
-OTHER_GPU = "NVIDIA H200"
-"""That of the recorded results, next to the leaderboard's."""
 CELL = {
     "context": leaderboard.CONTEXT,
     "batch_size": leaderboard.BATCH_SIZE // leaderboard.GPUS,
@@ -58,7 +57,7 @@ MEASURED: Columns = {
 def answers(tables: Tables) -> Found:
     """The section's answers, and what the question gives."""
     parts = measured_parts(tables)
-    return {"given": leaderboard, "time": measured(tables, parts) if len(parts) else derived()}
+    return {"given": leaderboard, "time": measured(tables, parts) if len(parts) else derived(tables)}
 
 
 def measured_parts(tables: Tables) -> DataFrame:
@@ -148,19 +147,25 @@ def utilization(part: Series, gpu: str) -> Typst:
     )
 
 
-def derived() -> Answer:
+def derived(tables: Tables) -> Answer:
     """The answer where nothing was measured."""
-    total = sum(leaderboard.flops_by_part().values())
-    least, other = (total / (leaderboard.GPUS * listed(gpu).bf16) for gpu in (leaderboard.GPU, OTHER_GPU))
+    total, gpu = sum(leaderboard.flops_by_part().values()), gpu_of(measured_gpu(tables))
+    least, own = (total / (leaderboard.GPUS * each.bf16) if each else None for each in (listed(leaderboard.GPU), gpu))
     facts = Facts(gpu=short(leaderboard.GPU), least=least, record=leaderboard.RECORD_SECONDS)
+    table = tables["leaderboard"]
+    lost = first(table[table["status"].isin(["skipped", "oom"]) & (table["metric"] == WHOLE_CELL)])
     return Answer(
         "Time",
         facts.say(
             "Not measured. At bf16 peak two {gpu}s take {least:s}: the record, {record:s}, reaches "
             "{least / record:percent}."
         ),
-        say("Two {gpu}s would need at least {least:s}.", gpu=short(OTHER_GPU), least=other),
-        reason=work("The peak of a {gpu} is {peak} ({source})."),
+        say("Two GPUs like this machine's need at least {own:s}.", own=own),
+        reason=say(
+            work("The peak of a {gpu} is {peak} ({source})."),
+            "One rank's part was tried on one GPU. {lost[message]}.",
+            lost=lost,
+        ),
     )
 
 

@@ -1,6 +1,6 @@
 """The training ladder: one row per rung of each cell, the time of the step's parts alone, and the gain of each rung."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pandas
 from pandas import DataFrame, MultiIndex, Series
@@ -8,6 +8,8 @@ from pandas import DataFrame, MultiIndex, Series
 from cs336_systems.compare.speed import host_bound
 from cs336_systems.experiments.training_ladder import FP8, LADDER, RUNGS
 from cs336_systems.measure.gpus import gpu_of
+from scripts.rendering.answer import say
+from scripts.rendering.markup import Typst
 from scripts.views.cells import wide
 from scripts.views.closed_forms import flops_of
 from scripts.views.data import select, size_order
@@ -146,6 +148,11 @@ def needed(table: DataFrame, ladder: DataFrame) -> list[str]:
     """The titles of the rungs without which one cell does not fit; none if the first rung fits."""
     place = EXACT.index(ladder["rung"].iloc[0])
     return [rung.title for rung in LADDER[1 : place + 1]] if out_of_memory(table, ladder) else []
+
+
+def italic(titles: Iterable[str]) -> list[Typst]:
+    """Titles of rungs, which have commas and conjunctions of their own, for a list."""
+    return [say("_{title}_", title=title) for title in titles]
 
 
 def wrapped_table(table: DataFrame) -> DataFrame:

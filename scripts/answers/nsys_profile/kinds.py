@@ -71,6 +71,7 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
     both = leaders(kernels(here, FORWARD_AND_BACKWARD, mode="train_step"))
     lines = small_to_large(forward.merge(both, how="left", on=CELL, suffixes=(" forward", " both")))
     trained = lines[lines["kernel both"].notna()]
+    single = len(set(lines["size"])) == 1
     same = int((trained["kernel forward"] == trained["kernel both"]).sum())
     hits = (lines["category forward"] == "matmul").groupby(lines["precision"], sort=False).agg(["sum", "size"])
     columns = {
@@ -80,16 +81,21 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
     return Answer(
         asked=ASKED["longest"].replace("kernel", unit),
         verdict=say(
-            "The forward pass's longest kernel is a matmul at {hits:listing}.".replace("kernel", unit),
+            f"The forward pass's longest {unit} is a matmul "
+            + ("in {names:listing} ({label})." if single and hits["sum"].all() else "at {hits:listing}."),
             hits=[
                 say("{hits} of {all} in {name}", hits=int(row["sum"]), all=count(int(row["size"]), "size"), name=name)
                 for name, row in hits.iterrows()
             ],
+            names=list(hits.index),
+            label=close["label"].iloc[0],
         ),
         more=say(
             "{row[label]}, {row[precision]}: {row[shown forward]}, {row[calls forward]:whole} calls, "
             "{row[share forward]:percent} of the time.",
-            "With the backward pass it is the same in {same} of {cells}.",
+            "With the backward pass it is the same in every cell."
+            if same == len(trained)
+            else "With the backward pass it is the same in {same} of {cells}.",
             row=last(select(lines, size=close["size"].iloc[0])),
             same=same or "none",
             cells=count(len(trained), "cell") if len(trained) else None,
