@@ -141,13 +141,13 @@ def variability(known: DataFrame) -> Answer:
     steps = known[known["std"].notna()]
     variation, bound = steps["std"] / steps["mean"], steps["host_bound"].astype(bool)
     on_gpu = bool(steps["busy"].notna().any())
-    wide = int((variation[~bound] > WIDE).sum())
+    wide, typical = int((variation[~bound] > WIDE).sum()), variation[~bound].median()
     return Answer(
         asked="(b) Variability",
         verdict=say(
-            ("It is not small everywhere" if wide else "It is small")
+            ("It is large" if typical > WIDE else "It is not small everywhere" if wide else "It is small")
             + ": the std of a step is {typical:percent} of its mean ({cells}).",
-            typical=variation[~bound].median(),
+            typical=typical,
             cells=median_of(int((~bound).sum()), "device-bound cell" if on_gpu else "cell"),
         ),
         more=say(

@@ -131,8 +131,10 @@ def model(all_reduce: DataFrame, rows: DataFrame) -> Answer:
         verdict=facts.say(
             "The model's best buckets, {asked[size]:MB}, leave {asked[left]:ms} after backward ({asked[cell]})."
         )
-        or say("The best buckets have √(s·w·o) bytes and leave 2√(s·o/w) seconds after the backward pass."),
-        more=facts.say("The measured best is {asked[bucket_mb]} MB, with {asked[exposed]:ms} exposed."),
+        or say("By the model the best buckets have √(s·w·o) bytes: gradients s, bandwidth w, call overhead o."),
+        more="They leave 2√(s·o/w) seconds after the backward pass."
+        if asked is None
+        else facts.say("The measured best is {asked[bucket_mb]} MB, with {asked[exposed]:ms} exposed."),
         evidence=Captioned(
             grid(DataFrame(lines), MODEL),
             "The model's best bucket size and what it leaves after the backward pass, next to the best size as "

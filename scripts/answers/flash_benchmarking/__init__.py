@@ -42,7 +42,7 @@ def tiles(found: Found) -> list[Tile]:
     """The leaderboard's cell and the training step, if they were measured."""
     shown, board, gained = [], found["board"], found["gained"]
     if board is not None:
-        cell = Typst("causal attention, 16 heads of 16\u202f384 tokens at d = 64, forward and backward")
+        cell = Typst("causal attention in bf16, 16 heads of 16\u202f384 tokens at d = 64, forward and backward")
         meaning = say("{cell}; {rival}", cell=cell, rival=found["rival"]) or cell
         shown.append(Tile(milliseconds(board["mean"]), meaning))
     if gained is not None:
