@@ -111,7 +111,7 @@ def interaction(cells: DataFrame, fits: Lines) -> Answer:
             + (
                 "fitted to the medians of all sizes by least squares of relative deviations (residual: their root mean "
                 "square)"
-                if found["residual"].notna().any()
+                if any(line.residual is not None for line in fits.values())
                 else "by the line through the medians of two sizes"
             )
             + "; at o·w bytes the overhead is half of the time.",

@@ -11,7 +11,7 @@ from scripts.views.data import select
 PEAK_TOLERANCE = 0.05
 TERMS = 4
 FLASH_GROUP = ["implementation", "compiled_call", "batch_size", "heads", "causal", "precision", "for_hopper"]
-ON_GPUS = "memory was counted in no more than {TERMS} cells of any kind"
+ON_GPUS = "GPUs counted the memory of no more than {TERMS} cells of any kind"
 
 
 @check("{n} cells within {PEAK_TOLERANCE:.0%}; largest difference {most:.1%}", ON_GPUS)

@@ -218,10 +218,17 @@ def test_two_ranks_follow_from_one_between_limits():
 
 @pytest.mark.parametrize("part", ["step", "rank", "one_card"])
 def test_a_lost_step_and_one_of_another_size_leave_the_closed_forms(part):
+    nothing = training_leaderboard.answers({"leaderboard": leaderboard(part)[:0]})["time"]
     for found in (leaderboard(part, size="nano", context=64), leaderboard(part).query("metric != 'step'")):
-        assert training_leaderboard.answers({"leaderboard": found}) == training_leaderboard.answers(
-            {"leaderboard": found[:0]}
-        )
+        answer = training_leaderboard.answers({"leaderboard": found})["time"]
+        assert (answer.verdict, answer.reason) == (nothing.verdict, nothing.reason)
+        assert plain(answer.more) == "Two GPUs like this machine's need at least 2.40 s."
+
+
+def test_a_part_that_does_not_fit_says_why():
+    lost = leaderboard("rank")[:1].assign(metric=WHOLE_CELL, status="skipped", message="It does not fit")
+    answer = training_leaderboard.answers({"leaderboard": lost})["time"]
+    assert "One rank's part was tried on one GPU. It does not fit." in plain(answer.reason)
 
 
 def test_a_ladder_begins_where_memory_suffices():
@@ -234,7 +241,7 @@ def test_a_ladder_begins_where_memory_suffices():
     step = select(cell, metric="step").set_index("rung")["median"]
     words = f"{step['attention'] / step['overlap']:.2f}× as fast as the first version that fits (_our attention_)"
     assert words in plain(found["fastest"].more)
-    assert "It runs out of memory with _fp32, eager_ and _bf16 autocast_." in plain(found["fastest"].reason)
+    assert "2.7B runs out of memory with _fp32, eager_ and _bf16 autocast_." in plain(found["fastest"].reason)
     must = "For 2.7B, start with _bf16 autocast_ and _our attention_: without them it does not fit."
     assert plain(found["advice"].verdict) == must
     saved = step["masters"] - step["fused"], step["attention"] - step["masters"]
