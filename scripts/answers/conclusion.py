@@ -25,9 +25,11 @@ def answers(tables: Tables) -> Found:
         why = f"Cannot be decided: no steady{bound} step without communication."
     cell = select(wrappers, processes=wrappers["processes"].max())
     best = fastest(cell, list(OURS))
+    trained = best if best is not None and best["gpu"] and best["precision"] == "bf16" else None
     return {
         "scaling": weak_scaling(wrappers, best, why),
-        "advice": advice(tables["training_ladder"], best, fastest(cell, PYTORCH)),
+        "advice": advice(tables["training_ladder"], trained, fastest(cell, PYTORCH)),
+        "several": trained is not None,
     }
 
 
@@ -98,9 +100,7 @@ def weak_scaling(wrappers: DataFrame, best: Series | None, why: str) -> Answer:
 
 
 def advice(ladder: DataFrame, best: Series | None, theirs: Series | None) -> Answer:
-    """The recommended way to train on this machine: on several devices, or else on its one GPU."""
-    if best is not None and (not best["gpu"] or best["precision"] != "bf16"):
-        best = None
+    """The recommended way to train on this machine: on several devices, or else on one GPU."""
     graph = f" {GRAPH}," if best is not None and best["compiled"] else ""
     wrapper = "" if best is None else OURS[best["contender"]]
     where = "" if best is None else f"({best['cell']})"
@@ -116,7 +116,7 @@ def advice(ladder: DataFrame, best: Series | None, theirs: Series | None) -> Ans
         )
         or alone.say("Start with {must:listing}: without them, {label} does not fit.")
         or alone.say("Start with {most:listing}: nothing else shortens {label}'s step as much."),
-        more=say(in_less_memory(ladder), alone.say("Then add {rest:listing}.") if best is None else ""),
+        more=say(alone.say("Then add {rest:listing}.") if best is None else "", in_less_memory(ladder)),
         reason=facts.say(
             against(best, theirs).sentence(wrapper, "PyTorch's best wrapper", where),
             "@sec-torch_compile shows what compiling gains, @sec-benchmarking_script the host overhead, "

@@ -29,7 +29,7 @@ def share(table: DataFrame, rows: DataFrame) -> Answer:
         naive=naive,
         others=list(filter(None, others)),
         idle=naive["idle"] if naive["idle"] > IDLE else None,
-        microseconds=1e3 * naive["idle"] if naive["idle"] > IDLE else None,
+        microseconds=1e3 * naive["idle"] if naive["compiled"] and naive["idle"] > IDLE else None,
         uncovered=naive["uncovered"] if naive["hidden"] == 0 else None,
     )
     replayed = bool(naive["compiled"] and naive["gpu"])

@@ -163,8 +163,9 @@ def derived(tables: Tables) -> Answer:
         say("Two GPUs like this machine's need at least {own:s}.", own=own),
         reason=say(
             work("The peak of a {gpu} is {peak} ({source})."),
-            "One rank's part was tried on one GPU. {lost[message]}.",
+            "Tried here: {part}. {lost[message]}.",
             lost=lost,
+            part="" if lost is None else PARTS[lost["part"]],
         ),
     )
 

@@ -17,12 +17,11 @@ def story(tables: Tables, sections: Mapping[str, Found]) -> dict[str, Typst]:
     """Paragraphs of the first page by their titles; those without data are omitted."""
     ladder = sections.get("training_ladder", {})
     advice, conclusion = whole(ladder.get("advice")), sections.get("conclusion", {})
-    several = bool(whole(conclusion.get("scaling")))
     paragraphs = {
         "The machine.": machine(tables),
         "What limits a step.": limits(tables["end_to_end"]),
-        "What helped.": say(whole(ladder.get("fastest")), advice if several else NOTHING),
-        "What to do.": whole(conclusion.get("advice")) if several else advice,
+        "What helped.": say(whole(ladder.get("fastest")), advice if conclusion.get("several") else NOTHING),
+        "What to do.": whole(conclusion.get("advice")),
     }
     return {title: words for title, words in paragraphs.items() if words}
 

@@ -228,7 +228,7 @@ def test_a_lost_step_and_one_of_another_size_leave_the_closed_forms(part):
 def test_a_part_that_does_not_fit_says_why():
     lost = leaderboard("rank")[:1].assign(metric=WHOLE_CELL, status="skipped", message="It does not fit")
     answer = training_leaderboard.answers({"leaderboard": lost})["time"]
-    assert "One rank's part was tried on one GPU. It does not fit." in plain(answer.reason)
+    assert "Tried here: one rank's part alone. It does not fit." in plain(answer.reason)
 
 
 def test_a_ladder_begins_where_memory_suffices():
