@@ -166,7 +166,7 @@ def time_answer(table: DataFrame, rows: DataFrame, unsharded: DataFrame) -> Answ
             legend={
                 "timed separately / ms": "Phases: medians; the optimizer's includes sending parameters",
                 "sync.": "PyTorch's synchronization is part of its backward pass",
-                NONE: f"{NONE}: phases that do not add up to the step",
+                NONE: f"{NONE}: no phase of its own, or phases that do not add up to the step",
                 **STARS,
             },
         ),
