@@ -3,7 +3,7 @@
 from pandas import DataFrame, Series
 
 from cs336_systems.experiments.data_parallel import DataParallelTraining
-from scripts.rendering.answer import Answer, Facts, Found, Tables, say
+from scripts.rendering.answer import NOTHING, Answer, Facts, Found, Tables
 from scripts.rendering.markup import Typst, percent
 from scripts.views.comparison import contenders, device_bound, fastest, setting_name
 from scripts.views.comparison_tables import missing
@@ -116,8 +116,9 @@ def advice(ladder: DataFrame, best: Series | None, theirs: Series | None) -> Ans
         )
         or alone.say("Start with {must:listing}: without them, {label} does not fit.")
         or alone.say("Start with {most:listing}: nothing else shortens {label}'s step as much."),
-        more=say(alone.say("Then add {rest:listing}.") if best is None else "", in_less_memory(ladder)),
+        more=alone.say("Then add {rest:listing}.") if best is None else in_less_memory(ladder),
         reason=facts.say(
+            in_less_memory(ladder) if best is None else NOTHING,
             against(best, theirs).sentence(wrapper, "PyTorch's best wrapper", where),
             "@sec-torch_compile shows what compiling gains, @sec-benchmarking_script the host overhead, "
             "@sec-naive_ddp_benchmarking how _{wrapper}_ compares with other wrappers, and @sec-fsdp and "

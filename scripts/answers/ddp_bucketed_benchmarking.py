@@ -52,7 +52,7 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
     asked, best = swept[0], best_of(swept[0])
     holds = [in_between(sizes) for sizes in swept]
     over = duels(rows, ["bucketed"], ["overlapped"])
-    shortest = "one call for all gradients is" if best["messages"] == 1 else "{best[bucket_mb]} MB is"
+    shortest = "a single call is" if best["messages"] == 1 else "{best[bucket_mb]} MB is"
     facts = Facts(
         best=best,
         slowed=best if best["stretched"] > best["exposed"] / 2 else None,

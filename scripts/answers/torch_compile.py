@@ -5,7 +5,7 @@ from pandas import DataFrame, Series
 
 from cs336_systems.experiments.attention import Attention
 from cs336_systems.record.rows import parameters
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, least_and_most, say
+from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, least_and_most, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst, measured
 from scripts.views.compiled_attention import TIMES, attention_cells, grid_table
@@ -168,7 +168,7 @@ def step_sentence(decided: DataFrame, steps: DataFrame, cells: int) -> Typst:
     if len(decided) == 1:
         row = decided.iloc[0]
         speed = against(*(one(steps, compiled=way, **dict(row[["size", "precision"]])) for way in (True, False)))
-        where = where if cells > 1 else ""
+        where = where if cells > 1 else NOTHING
         return speed.sentence(f"the compiled step of {row['label']} ({row['precision']})", "the eager one", where)
     quick, slow, gains = faster_one(decided["gain"])
     words = "The {quick} step is {gains:span times} as fast as the {slow} one {where}."

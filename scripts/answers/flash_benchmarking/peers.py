@@ -53,7 +53,7 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
             "At each shape this is the same for all implementations. FlashAttention-3 is not on PyPI and was not "
             "measured.",
             *(
-                say("{name} was not measured: {why}.", name=names[name], why=availability(rows))
+                say("{name} was not measured: {why}.", name=names[str(name)], why=availability(rows))
                 for name, rows in table.groupby(PARAMETER, sort=False)
                 if name in LIBRARIES
             ),
