@@ -31,12 +31,9 @@ def draw(table: DataFrame) -> Figure:
                 share = shares(select(launched, size=size, precision=precision, mode=mode))
                 parts = {category: 100 * share[category] for category in shown} if share else {}
                 stacked_bar(axes, position + side, BAR, parts, looks, text=mode[0].upper() if share else "n/m")
-        lost = "; n/m: not measured" if "n/m" in {text.get_text() for text in axes.texts} else ""
+        lost = " (n/m: not measured)" if "n/m" in {text.get_text() for text in axes.texts} else ""
         axes.set_xticks(range(len(sizes)), list(map(size_name, sizes)), fontsize=7.5)
-        axes.set(
-            title=f"{precision}, context {data['context'].iloc[0]}",
-            xlabel=f"model size (I: inference, T: training step{lost})",
-        )
+        axes.set(title=f"{precision}, context {data['context'].iloc[0]}", xlabel=f"model size{lost}")
         axes.grid(axis="x", visible=False)
     panels[0].set_ylabel("share of time / %")
     legend(panels, ncols=5)
