@@ -16,7 +16,12 @@ def answers(tables: Tables) -> Found:
     longest = decided[decided["sequence"] == decided["sequence"].max()]
     ratio, ratio_of_longest = (rows["backward_compiled"] / rows["backward"] for rows in (decided, longest))
     precisions = [name for name in reversed(PRECISIONS) if name in set(decided["precision"])]
-    facts = Facts(ratio=least_and_most(ratio), row=first(longest), long=least_and_most(ratio_of_longest))
+    facts = Facts(
+        ratio=least_and_most(ratio),
+        shortest=first(decided.sort_values("sequence")),
+        row=first(longest),
+        long=least_and_most(ratio_of_longest),
+    )
     return {
         "hopper": measured_gpu(tables) != "",
         "ways": Answer(
@@ -35,7 +40,10 @@ def answers(tables: Tables) -> Found:
             more=facts.say("At {row[sequence]} tokens it takes {long:span times}.")
             if len(decided) > len(longest)
             else "",
-            reason=facts.say("Medians of calls, causal, one head; host-bound calls are left out."),
+            reason=facts.say(
+                "Medians of calls, causal, one head, from {shortest[sequence]} tokens on; host-bound calls are left "
+                "out."
+            ),
             missing=f"Not measured: {why}.",
         ),
     }

@@ -36,7 +36,7 @@ def times(table: DataFrame, cells: DataFrame) -> Answer:
     return Answer(
         asked="Times and limits",
         verdict=facts.say("Plain attention runs out of memory first at {lost[sequence]} tokens, d = {lost[d]}.")
-        or facts.say("Plain attention fits into memory up to {cell[sequence]} tokens."),
+        or facts.say("Plain attention fits into memory up to {cell[sequence]} tokens, the longest measured."),
         more=facts.say(
             "At {cell[sequence]} tokens, forward takes {forward:span ms} and backward {backward:span ms} (d = {d}).",
             "Twice the tokens take {growth:times} the time (d = {cell[d]}).",

@@ -71,8 +71,8 @@ def attention(table: DataFrame) -> Answer:
         )
         or say("Cannot be decided: in every cell, compiled or eager is host-bound."),
         more=facts.say(
-            "Compiled attention is slower in {losses} of {all} (both passes together).",
-            "Compiling lowers the peak at d = {row[d]} from {row[peak_memory eager]:gib} to "
+            "Both passes together, compiled attention is slower in {losses} of {all}.",
+            "Compiling lowers the peak at {row[sequence]} tokens, d = {row[d]} from {row[peak_memory eager]:gib} to "
             "{row[peak_memory compiled]:gib}."
             if lowers
             else "",
@@ -85,8 +85,8 @@ def attention(table: DataFrame) -> Answer:
             legend={"*": "*: host-bound"},
         ),
         reason=say(
-            "In {cells} eager or compiled calls are host-bound; there, eager attention keeps the device busy "
-            "{work:span times} as long as compiled attention.",
+            "In {cells} both passes together are host-bound, eager or compiled; there, eager attention keeps the "
+            "device busy {work:span times} as long as compiled attention.",
             cells=count(len(waits), "shape"),
             work=least_and_most(waits["work"]),
         ),
@@ -112,7 +112,7 @@ def model(table: DataFrame) -> Answer:
         verdict=work or step,
         more=say(
             step if work else "",
-            "Compiling {row[label]} ({row[precision]}) costs {row[cost]:s}, {row[pays]:whole} steps’ gain.",
+            "Compiling {row[label]} ({row[precision]}) takes {row[cost]:s} and pays off after {row[pays]:whole} steps.",
             row=last(decided.assign(pays=pays)[pays >= 0]),
         ),
         evidence=Captioned(

@@ -17,7 +17,7 @@ LEAST = 1.005
 RULE = say(
     "A program is called faster if its step is the shorter one in more than {won:percent} of the pairs of steps of the "
     "same round, and if equal programs would reach as many in fewer than 1 of {odds:whole} comparisons; otherwise the "
-    "two are on par. Host-bound steps, and too few to decide, are not compared.",
+    "two are on par. Steps that are host-bound, or too few to decide, are not compared.",
     won=WON,
     odds=1 / CHANCE,
 )

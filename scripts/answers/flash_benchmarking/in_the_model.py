@@ -70,7 +70,8 @@ def in_the_model(table: DataFrame) -> Answer:
         verdict=gain or others or "Not compared with plain attention: no step was timed with both.",
         more=say(
             others if gain else "No step was timed with plain attention." if others else "",
-            "Its memory peaks at {model[peak_memory]:gib}, with plain attention at {model[peak_memory plain]:gib}.",
+            "With our attention the step peaks at {model[peak_memory]:gib}, with plain attention at "
+            "{model[peak_memory plain]:gib}.",
             model=model,
         ),
         evidence=Captioned(

@@ -50,8 +50,7 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
         ],
         reason=say(
             "Short calls are replayed from a CUDA graph with a warm L2 cache; long ones are called with a cold cache. "
-            "At each shape this is the same for all implementations. FlashAttention-3 is not on PyPI and was not "
-            "measured.",
+            "At each shape this is the same for all implementations. FlashAttention-3 was not measured.",
             *(
                 say("{name} was not measured: {why}.", name=names[str(name)], why=availability(rows))
                 for name, rows in table.groupby(PARAMETER, sort=False)
