@@ -116,28 +116,34 @@ def speed_answer(here: DataFrame, profile: DataFrame, *, on_gpu: bool) -> Answer
     return Answer(
         asked="(c) Speed",
         verdict=facts.say(
-            "bf16 is {small[gain]:times} ({small[label]}) to {large[gain]:times} ({large[label]}) as fast as fp32 in "
-            "{what}.",
-            what="forward and backward (device time)" if on_gpu else "forward and backward",
+            "At context {small[context]}, bf16 is {small[gain]:times} ({small[label]}) to {large[gain]:times} "
+            "({large[label]}) as fast as fp32 in forward and backward.",
         )
         if len(here) > 1 and gains.min() >= 1
-        else say("In fp32, forward and backward take {row[gain]:times} the time of bf16 ({row[label]}).", row=small)
+        else say(
+            "In fp32, forward and backward take {row[gain]:times} the time of bf16 ({row[label]}, context "
+            "{row[context]}).",
+            row=small,
+        )
         if len(here) == 1
         else say(
             "In fp32, forward and backward take {gains:listing} the time of bf16.",
             gains=[say("{row[gain]:times} ({row[label]})", row=row) for _, row in here.iterrows()],
         ),
-        more=tell(
-            gains.is_monotonic_increasing if len(here) > 1 else None,
-            "The gain grows with the model.",
-            "The gain does not grow steadily with the model.",
+        more=say(
+            "Compared by device time." if on_gpu else "",
+            tell(
+                gains.is_monotonic_increasing if len(here) > 1 else None,
+                "The gain grows with the model.",
+                "The gain does not grow steadily with the model.",
+            ),
         ),
         evidence=Captioned(
             grid(here, SPEED),
             f"Sums of the phases' medians in ms, eager, context {small['context']}.",
             legend={
                 "both, on the device": "gain: of both passes on the device",
-                "*": "*: host-bound in one precision, so only the device's times can be compared",
+                "*": "*: host-bound in at least one precision, so only the device's times can be compared",
             },
         ),
         reason=why(here, profile),

@@ -36,7 +36,7 @@ TIMES: Columns = {
     | {"AdamW": "{optimizer}"},
     "the step": {
         "median / ms": "{step:.1f}{partial}",
-        "busy / %": "{busy:share}{host_bound:star}",
+        "busy / %": "{percent:.1f}{host_bound:star}",
         "MFU / %": "{utilization:share}",
     },
 }
@@ -185,8 +185,8 @@ def warmup(table: DataFrame) -> Answer:
     return Answer(
         asked="(c) Warm-up",
         verdict=say(
-            "Without it, the first step takes {extra:span ms} longer and raises the mean of {n:whole} "
-            + ("by up to {factor:times}." if len(at_once) > 1 else "by {factor:times}.")
+            "Without it, the first step takes {extra:span ms} longer; the mean of {n:whole} is "
+            + ("up to {factor:times} the median." if len(at_once) > 1 else "{factor:times} the median.")
             if len(slower)
             else "No effect is visible: without it, the first step takes {first:span ms}, a later one up to {most:ms}.",
             extra=least_and_most(at_once["first_step"] - at_once["step"]),
@@ -254,6 +254,7 @@ def times_table(table: DataFrame, eager: DataFrame, reference: int | None) -> Ta
     lines = small_to_large(rows[CELL].drop_duplicates())
     whole = most_complete(eager).set_index(CELL)[["mode", "step", "busy", "host_bound", "utilization"]]
     lines = lines.join(whole, on=CELL)
+    lines["percent"] = 100 * lines["busy"]
     lines["partial"] = lines["mode"].map({"forward": "†", "forward_backward": "†"}).fillna("")
     timed = {phase: latest(rows[rows["mode"] != "inference"], phase) for phase in PHASES}
     timed["inference"] = latest(select(rows, mode="inference"), "forward")

@@ -47,10 +47,12 @@ def largest(cell: DataFrame, context: int) -> Answer:
     )
     alike = rows[rows["mean"] == rows["mean"].iloc[0]]
     kept = select(rows, category=of.ACTIVATIONS)
-    facts = Facts(row=rows.iloc[0], operators=list(alike["operator"]), kept=len(kept))
+    facts = Facts(row=rows.iloc[0], operators=list(alike["operator"]), kept=len(kept), context=context)
     return Answer(
         asked=ASKED["largest"],
-        verdict=facts.say("The largest take {row[mib]:MiB} each and come from {operators:listing}."),
+        verdict=facts.say(
+            "The largest take {row[mib]:MiB} each, from {operators:listing} ({row[label]}, fp32, context {context})."
+        ),
         more=facts.say("They are allocated at {places:listing}.", places=list(dict.fromkeys(alike["place"]))),
         evidence=Captioned(
             grid(rows.head(SHOWN), GROUPS, text_columns=3),

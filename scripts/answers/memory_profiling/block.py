@@ -38,7 +38,7 @@ def block(table: DataFrame) -> dict[str, Answer]:
                 most=most,
                 operator=None if most is None else most["operator"] or FLASH,
             ),
-            more=facts.say("Plain attention saves {more:times} as much as FlashAttention."),
+            more=facts.say("This is {more:times} as much as with FlashAttention."),
             evidence=Captioned(
                 contributors(table, longest),
                 facts.say("The largest tensors that one block of {full[label]} saves for backward, context {context}."),

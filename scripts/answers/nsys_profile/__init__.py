@@ -94,8 +94,9 @@ def forward_time(found: DataFrame, close: DataFrame, unit: str) -> Answer:
         ),
         reason=tell(
             on_gpu,
-            "A device-bound pass takes as long as its kernels on any clock. In host-bound cells each clock measures "
-            "how fast its process launches kernels, which differs between processes; compare the kernels' time there.",
+            "A device-bound pass takes little longer than its kernels on any clock. In host-bound cells each clock "
+            "measures how fast its process launches kernels, which differs between processes; compare the kernels' "
+            "time there.",
             "The operators ran with the profiler on, the stage without it, and the host's timer in another process; "
             "other programs may have slowed any of them.",
         ),

@@ -126,8 +126,8 @@ def others(close: DataFrame, unit: str) -> Answer:
     return Answer(
         asked=asked,
         verdict=say(
-            "{unit}s other than matmuls take {lost:listing} of the forward pass of {label}.",
-            unit=unit.capitalize(),
+            "Non-matmul {unit}s take {lost:listing} of the forward pass's {unit} time ({label}).",
+            unit=unit,
             lost=[say("{rest:percent} in {name}", rest=1 - part["matmul"], name=name) for name, part in parts.items()],
             label=close["label"].iloc[0],
         ),
@@ -237,7 +237,7 @@ def softmax_reason(roof: DataFrame) -> Typst:
         return say("The softmax reads and writes every score for only five operations.")
     return say(
         "The softmax reads and writes every score in fp32 for only five operations, at {alone[of_bandwidth]:percent} "
-        "of the memory bandwidth: it is memory-bound, so the precision makes no difference.",
+        "of the memory bandwidth: it is memory-bound, so the precision hardly matters.",
         "The matmuls reach {full[of_peak]:percent} of the peak rate in fp32. In bf16 they are "
         "{full[seconds] / low[seconds]:times} as fast and also memory-bound ({low[of_bandwidth]:percent} of the "
         "bandwidth): with heads this narrow they do only {low[intensity]:sig} FLOPs per byte.",
