@@ -38,9 +38,10 @@ def times(table: DataFrame, cells: DataFrame) -> Answer:
         verdict=facts.say("Plain attention runs out of memory first at {lost[sequence]} tokens, d = {lost[d]}.")
         or facts.say("Plain attention fits into memory up to {cell[sequence]} tokens, the longest measured."),
         more=facts.say(
-            "At {cell[sequence]} tokens, forward takes {forward:span ms} and backward {backward:span ms} (d = {d}).",
+            "{where}, forward takes {forward:span ms} and backward {backward:span ms} (d = {d}).",
             "Twice the tokens take {growth:times} the time (d = {cell[d]}).",
             "Up to {most:whole} tokens {which} host-bound.",
+            where="There" if lost is None else facts.say("At {cell[sequence]} tokens"),
             growth=growth(cells),
             most=most,
             which="most cells are" if not short.all() else "all cells are" if len(short) > 1 else "the passes are",

@@ -72,7 +72,7 @@ def attention(table: DataFrame) -> Answer:
         or say("Cannot be decided: in every cell, compiled or eager is host-bound."),
         more=facts.say(
             "Both passes together, compiled attention is slower in {losses} of {all}.",
-            "Compiling lowers the peak at {row[sequence]} tokens, d = {row[d]} from {row[peak_memory eager]:gib} to "
+            "Compiling lowers the peak at {row[sequence]} tokens and d = {row[d]} from {row[peak_memory eager]:gib} to "
             "{row[peak_memory compiled]:gib}."
             if lowers
             else "",
@@ -112,7 +112,7 @@ def model(table: DataFrame) -> Answer:
         verdict=work or step,
         more=say(
             step if work else "",
-            "Compiling {row[label]} ({row[precision]}) takes {row[cost]:s} and pays off after {row[pays]:whole} steps.",
+            "Compiling {row[label]} ({row[precision]}) takes {row[cost]:s}, repaid after {row[pays]:whole} steps.",
             row=last(decided.assign(pays=pays)[pays >= 0]),
         ),
         evidence=Captioned(

@@ -28,7 +28,7 @@ def block(table: DataFrame) -> dict[str, Answer]:
     sizes = {(row["precision"], row["attention"]): row["saved"] for _, row in longest.iterrows()}
     plain, flash, low = (sizes.get(key) for key in (("fp32", "plain"), ("fp32", "flash"), ("bf16", "plain")))
     exact = (cells["gradients"] - cells["expected"]).abs().dropna() < BYTE
-    facts = Facts(full=full, context=context, more=ratio(plain, flash))
+    facts = Facts(full=full, context=context)
     return {
         "saved": Answer(
             asked=asked[0],
@@ -38,7 +38,7 @@ def block(table: DataFrame) -> dict[str, Answer]:
                 most=most,
                 operator=None if most is None else most["operator"] or FLASH,
             ),
-            more=facts.say("This is {more:times} as much as with FlashAttention."),
+            more=say("With FlashAttention it saves {size:MiB}.", size=flash),
             evidence=Captioned(
                 contributors(table, longest),
                 facts.say("The largest tensors that one block of {full[label]} saves for backward, context {context}."),
