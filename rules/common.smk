@@ -18,7 +18,6 @@ from pathlib import Path
 
 from cs336_systems.compare.results import find
 from cs336_systems.config import AUTO, NONE, QUICK, as_in_a_file, set_by
-from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.fit.planned import describe_too_large
 from cs336_systems.handed_over import handed_over
 from cs336_systems.implementations import LOADED, family_of
@@ -186,12 +185,17 @@ def error_of(key, module, arguments):
     return said[-1] if said else f"{key} {' '.join(arguments)}: its process {describe_end(checked.returncode)}"
 
 
+def needed_tests(job):
+    """The test modules of the code that a job measures, by its cells."""
+    return set().union(*(cell.needed_tests() for cell in job.cells))
+
+
 def test_together(jobs):
     """Run the tests of all jobs' code at once: to start PyTorch and several ranks takes longer than most of them.
 
     If one fails, each job runs its own, so that only those are lost that would measure incorrect code.
     """
-    tests = sorted({test for job in jobs for test in EXPERIMENTS[job.experiment].numeric_tests})
+    tests = sorted({test for job in jobs for test in needed_tests(job)})
     if len(jobs) > 1:
         print(
             f"Testing the code that is to be measured: {len(tests)} modules, for minutes, once for each version of it.",
@@ -368,7 +372,7 @@ def job_priority(wildcards):
 
 def job_tests(wildcards):
     """The test modules that must pass on the machine before the job measures there."""
-    return " ".join(EXPERIMENTS[JOBS[wildcards.job].experiment].numeric_tests)
+    return " ".join(sorted(needed_tests(JOBS[wildcards.job])))
 
 
 def job_gpus(wildcards):

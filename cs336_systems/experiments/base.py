@@ -56,6 +56,8 @@ class Experiment(metaclass=type):  # noqa: UP050 (mypy takes no other class for 
     numeric_tests: ClassVar[tuple[str, ...]] = ()
     """The modules of `tests` that must pass on a machine before a measurement; none if the experiment measures only
     PyTorch."""
+    tested_if: ClassVar[Mapping[str, str]] = {}
+    """Those of them that only some cells need, and the parameter or property that is true for these cells."""
     added_later: ClassVar[Mapping[str, Any]] = {}
     """Parameters that earlier results lack, and the value that each had at that time."""
     processes: ClassVar[int] = 1
@@ -66,6 +68,12 @@ class Experiment(metaclass=type):  # noqa: UP050 (mypy takes no other class for 
         """Look up the units of its metrics, unless it defines its own metrics."""
         if "name" in vars(cls) and "metrics" not in vars(cls):
             cls.metrics = {name: metric.unit for name, metric in METRICS.get(cls.name, {}).items()}
+
+    def needed_tests(self) -> set[str]:
+        """Select the numeric tests of the code that this cell measures."""
+        return {
+            test for test in self.numeric_tests if test not in self.tested_if or getattr(self, self.tested_if[test])
+        }
 
     def training_steps(self) -> dict[str, Setting]:
         """Describe each training step that a cell measures; none for another model class, which has no closed form."""

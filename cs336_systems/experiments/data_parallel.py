@@ -152,7 +152,12 @@ class DataParallelTraining(TrainingOnRanks):
         "kind": (*WORK, *PARTS),
     }
     """Allowed values, or prefixes, of these columns; validation reads it from every experiment."""
-    numeric_tests: ClassVar[tuple[str, ...]] = ("parallel.test_data_parallel", "verify.test_ours")
+    numeric_tests: ClassVar[tuple[str, ...]] = (
+        "parallel.test_compiled",
+        "parallel.test_data_parallel",
+        "verify.test_ours",
+    )
+    tested_if: ClassVar[Mapping[str, str]] = {"parallel.test_compiled": "compiled"}
 
     compiled: bool = False
     """Whether each Transformer block is compiled separately, so that gradients arrive block by block, and on a GPU the

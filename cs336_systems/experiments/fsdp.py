@@ -65,10 +65,12 @@ class FullyShardedTraining(TrainingOnRanks):
     }
     """Allowed values, or prefixes, of these columns, as in data parallelism."""
     numeric_tests: ClassVar[tuple[str, ...]] = (
+        "parallel.test_compiled",
         "parallel.test_fsdp",
         "parallel.test_sharded_optimizer",
         "verify.test_ours",
     )
+    tested_if: ClassVar[Mapping[str, str]] = {"parallel.test_compiled": "compiled"}
 
     added_later: ClassVar[Mapping[str, Any]] = {**TrainingOnRanks.added_later, "compiled": False}
 

@@ -157,6 +157,7 @@ class TrainingLadder(Experiment):
         "training.test_fused_model",
         "training.test_linear_cross_entropy",
     )
+    tested_if: ClassVar[Mapping[str, str]] = {"parallel.test_sharded_adamw": "has_fsdp", "training.test_fp8": "has_fp8"}
 
     size: Size = "small"
     """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or your own shape as
@@ -184,6 +185,11 @@ class TrainingLadder(Experiment):
     def has_fp8(self) -> bool:
         """Whether FP8 is measured."""
         return any(rung.fp8 for rung in rungs_of(self.rungs))
+
+    @property
+    def has_fsdp(self) -> bool:
+        """Whether a step of sharded parameters is measured."""
+        return any(rung.wrapper == "fsdp" for rung in rungs_of(self.rungs))
 
     def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
         """Describe the step of each rung, if steps are timed."""

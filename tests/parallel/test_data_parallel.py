@@ -1,7 +1,6 @@
 """The data-parallel wrappers: bitwise right gradients, for every kind of step."""
 
 import copy
-from functools import partial
 from unittest import mock
 
 import pytest
@@ -151,17 +150,3 @@ def test_checkpointed_modules(device, wrapper, model):
     wrapped, bare = wrap_and_copy(wrapper, small_transformer(model).to(device))
     for _ in range(2):
         check_a_step(wrapped, bare, torch.randint(VOCABULARY, (2, CONTEXT), device=device))
-
-
-@each_way_to_wait
-@pytest.mark.parametrize("inside", [False, pytest.param(True, marks=pytest.mark.slow)])
-@on_all_ranks
-def test_compiled_modules(device, wrapper, inside):
-    torch._dynamo.reset()
-    compiled = partial(torch.compile, backend="aot_eager", fullgraph=True)
-    module = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).to(device)
-    wrapped, bare = wrap_and_copy(wrapper, compiled(module) if inside else module)
-    forward = wrapped if inside else compiled(wrapped)
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for _ in range(3):
-            check_a_step(wrapped, bare, torch.randn(4, 5, device=device), forward)

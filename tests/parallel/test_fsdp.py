@@ -85,16 +85,16 @@ def compiled_in_place():
     return model
 
 
-MODELS = {
+COMPILED = {"compiled": compiled_transformer, "compiled in place": compiled_in_place}
+NOT_COMPILED = {
     "odd": OddModel,
     "transformer": small_transformer,
     "checkpointed": partial(small_transformer, checkpoint_segment=2),
     "checkpointed, each block": partial(small_transformer, CheckpointedLM),
     "checkpointed, reentrant": partial(small_transformer, ReentrantLM),
     "flash": partial(small_transformer, attention=flash_attention),
-    "compiled": compiled_transformer,
-    "compiled in place": compiled_in_place,
 }
+MODELS = NOT_COMPILED | COMPILED
 
 
 def assert_same(ours, theirs, bound=None):
@@ -132,12 +132,8 @@ def wrap_and_copy(name, device, **options):
 TOGETHER = (TransformerBlock, nn.Sequential)
 
 
-@pytest.mark.parametrize(
-    ("name", "together"),
-    [*((name, ()) for name in MODELS), *((name, TOGETHER) for name in MODELS if name not in ("flash", "compiled"))],
-)
-@on_all_ranks
-def test_training_is_that_of_data_parallelism_to_the_bit(device, name, together):
+def check_training(device, name, together):
+    """Compare the weights after some steps with those of data parallelism, to the bit."""
     torch._dynamo.reset()
     fsdp, alone = wrap_and_copy(name, device, together=together)
     replicated = FlatDataParallel(alone)
@@ -146,6 +142,15 @@ def test_training_is_that_of_data_parallelism_to_the_bit(device, name, together)
         train(fsdp, batches, set_to_none=not together)
     train(replicated, batches, set_to_none=not together)
     assert_same(whole_parameters(fsdp), named(alone))
+
+
+@pytest.mark.parametrize(
+    ("name", "together"),
+    [*((name, ()) for name in NOT_COMPILED), *((name, TOGETHER) for name in NOT_COMPILED if name != "flash")],
+)
+@on_all_ranks
+def test_training_is_that_of_data_parallelism_to_the_bit(device, name, together):
+    check_training(device, name, together)
 
 
 def cast_layers(module, dtype):
@@ -160,12 +165,8 @@ def mean_over_ranks(gradient):
     return sum(everyone) / len(everyone)
 
 
-@pytest.mark.parametrize(
-    ("name", "together"), [("odd", ()), ("transformer", TOGETHER), ("checkpointed", ()), ("compiled in place", ())]
-)
-@on_all_ranks
-def test_copies_gather_the_weights_of_each_step(device, name, together):
-    """Evaluation, and weights changed between steps, included."""
+def check_copies(device, name, together):
+    """Compare training, evaluation, and training with weights changed between steps, if copies gather the weights."""
     torch._dynamo.reset()
     fsdp, alone = wrap_and_copy(name, device, together=together, symmetric_memory=True)
     replicated = FlatDataParallel(alone)
@@ -179,6 +180,12 @@ def test_copies_gather_the_weights_of_each_step(device, name, together):
             for parameter in (*fsdp.parameters(), *alone.parameters()):
                 parameter.mul_(1 - 0.1 * step)
         assert_same(whole_parameters(fsdp), named(alone))
+
+
+@pytest.mark.parametrize(("name", "together"), [("odd", ()), ("transformer", TOGETHER), ("checkpointed", ())])
+@on_all_ranks
+def test_copies_gather_the_weights_of_each_step(device, name, together):
+    check_copies(device, name, together)
 
 
 @pytest.mark.parametrize(("name", "symmetric"), [("odd", False), ("odd", True), ("checkpointed", False)])

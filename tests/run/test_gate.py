@@ -51,5 +51,25 @@ def test_every_numeric_test_is_run_before_something_is_measured():
         "workflow.test_gate",
         "workflow.toy.tests.test_ping",
     }
+    assert all(set(experiment.tested_if) <= set(experiment.numeric_tests) for experiment in EXPERIMENTS.values())
     asked_for = {test for experiment in EXPERIMENTS.values() for test in experiment.numeric_tests}
     assert marked - others == {"test_instruments", *asked_for}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "test"),
+    [
+        ("data_parallel", {"compiled": True}, "parallel.test_compiled"),
+        ("fsdp", {"compiled": True}, "parallel.test_compiled"),
+        (
+            "training_ladder",
+            {"rungs": "graph,fsdp", "part": "processes", "processes": 2},
+            "parallel.test_sharded_adamw",
+        ),
+        ("training_ladder", {"rungs": "fp8"}, "training.test_fp8"),
+    ],
+)
+def test_a_cell_needs_the_tests_of_what_it_measures(name, parameters, test):
+    experiment = EXPERIMENTS[name]
+    assert experiment(**parameters).needed_tests() == experiment().needed_tests() | {test}
+    assert test not in experiment().needed_tests()
