@@ -2,24 +2,22 @@
 
 import contextlib
 import os
-import signal
 import socket
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import run
 
 from cs336_systems.parallel.process_group import Rank, current_rank, process_group
 from tests.samples import ROOT
-from tests.support.ranks import launch
-
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+from tests.support.ranks import fork_server, launch
 
 
 def test_without_a_launch_there_is_one_rank_and_no_group(monkeypatch):
@@ -154,11 +152,19 @@ LIMIT_S = 150
 """Enough for a launch on a busy machine, and a fraction of the time that ranks wait in a collective."""
 
 
+def torchrun(folder, *arguments):
+    """Act like the command, without importing PyTorch once more; the ranks are started as always."""
+    with (folder / "stderr").open("w") as written:
+        os.dup2(written.fileno(), sys.stderr.fileno())
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
+    run.main(["--standalone", "--nproc-per-node=2", str(folder / "faulty.py"), *arguments])
+
+
 @dataclass
 class Launch:
     """A launch whose rank 1 is at fault."""
 
-    torchrun: subprocess.Popen
+    torchrun: BaseProcess
     folder: Path
     begun: float
 
@@ -169,15 +175,15 @@ class Launch:
     def ranks(self):
         """The process of each rank, once all are there."""
         while len(pids := list((self.folder / "ranks").glob("[01]"))) < 2:
-            if self.torchrun.poll() is not None or time.monotonic() - self.begun > LIMIT_S:
+            if self.torchrun.exitcode is not None or time.monotonic() - self.begun > LIMIT_S:
                 break
             time.sleep(0.1)
         return [int(path.read_text()) for path in pids]
 
     def end(self):
-        """Exit status, and what torchrun says of the failure; an error if it does not end within LIMIT_S."""
-        _, stderr = self.torchrun.communicate(timeout=LIMIT_S)
-        return self.torchrun.returncode, stderr.rpartition("Root Cause")[2]
+        """Exit status, None if it does not end within LIMIT_S, and what torchrun says of the failure."""
+        self.torchrun.join(LIMIT_S)
+        return self.torchrun.exitcode, (self.folder / "stderr").read_text().rpartition("Root Cause")[2]
 
 
 def alive(pids):
@@ -199,17 +205,14 @@ def launches(request, tmp_path_factory):
         folder = tmp_path_factory.mktemp("launch")
         (folder / "ranks").mkdir()
         (folder / "faulty.py").write_text(FAULTY)
-        command = [
-            *[*TORCHRUN, "--nproc-per-node=2", str(folder / "faulty.py"), fault, str(folder / "ranks")],
-            *["--backend", request.param, "--output", str(folder / "rows.csv")],
-        ]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-        torchrun = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
-        started[fault] = Launch(torchrun, folder, time.monotonic())
+        arguments = [fault, str(folder / "ranks"), "--backend", request.param, "--output", str(folder / "rows.csv")]
+        launched = fork_server().Process(target=torchrun, args=(folder, *arguments))
+        launched.start()
+        started[fault] = Launch(launched, folder, time.monotonic())
     yield started
     for each in started.values():
         each.torchrun.kill()
-        each.torchrun.communicate()
+        each.torchrun.join()
 
 
 @pytest.mark.slow
@@ -219,7 +222,7 @@ def test_a_rank_at_fault_ends_the_launch_and_is_named(launches, fault):
     ranks = faulty.ranks()
     assert ranks
     status, message = faulty.end()
-    assert status != 0
+    assert status == 1
     for text in ERRORS[fault]:
         assert text in message
     assert not faulty.csv.exists()
@@ -231,6 +234,6 @@ def test_no_rank_outlives_its_launcher(launches):
     faulty = launches["loses its launcher"]
     ranks = faulty.ranks()
     assert len(ranks) == 2
-    faulty.torchrun.send_signal(signal.SIGKILL)
+    faulty.torchrun.kill()
     assert alive(ranks) == []
     assert not faulty.csv.exists()
