@@ -5,5 +5,5 @@ import importlib
 import os
 
 atexit.register(os._exit, 0)
-for module in ("pytest", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim"):
+for module in ("pytest", "torch._inductor.compile_fx", "torch.distributed.fsdp", "torch.distributed.optim"):
     importlib.import_module(module)
