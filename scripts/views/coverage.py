@@ -63,32 +63,30 @@ def cell_outcomes(experiment: str, table: DataFrame) -> dict[tuple[Any, ...], st
 def losses(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
     """Why cells or single metrics have no number.
 
-    One row per experiment, metric and status, with the number of cells and the first reason; for cells that were not
-    run, one row per reason.
+    One row per experiment, metric, status and reason, with the number of cells.
     """
     why_not_run = reasons(plan)
     lost: list[tuple[str, ...]] = []
     for experiment, jobs in plan.jobs.items():
         table = tables[experiment]
-        lost += [(experiment, *row, "") for row in lost_rows(experiment, table)]
+        lost += lost_rows(experiment, table)
         measured = set(cells_of(experiment, table))
         for job in jobs.values():
             why = why_not_run(job)
             missing = sum(dataclasses.astuple(cell) not in measured for cell in job.cells)
-            lost += [(experiment, WHOLE_CELL, NOT_RUN, why, why)] * missing
-    alike = ["experiment", "metric", "status", "not run"]
-    grouped = DataFrame(lost, columns=[*alike[:3], "reason", "not run"]).groupby(alike, sort=False)["reason"]
-    return grouped.agg(cells="size", reason="first").reset_index().drop(columns="not run")
+            lost += [(experiment, WHOLE_CELL, NOT_RUN, why)] * missing
+    alike = ["experiment", "metric", "status", "reason"]
+    return DataFrame(lost, columns=alike).groupby(alike, sort=False).size().rename("cells").reset_index()
 
 
-def lost_rows(experiment: str, table: DataFrame) -> Iterator[tuple[str, str, str]]:
-    """Metric, status and message of what was not measured; one row for a cell without any measured metric."""
+def lost_rows(experiment: str, table: DataFrame) -> Iterator[tuple[str, str, str, str]]:
+    """Experiment, metric, status and message of what was not measured; one row for a cell without any metric."""
     outcomes = cell_outcomes(experiment, table)
     columns = (table[name] for name in ("metric", "status", "message"))
     for cell, metric, status, message in zip(cells_of(experiment, table), *columns, strict=True):
         if status != "ok" and cell in outcomes:
             whole = outcomes[cell] not in ("ok", INCOMPLETE)
-            yield WHOLE_CELL if whole else metric, status, message
+            yield experiment, WHOLE_CELL if whole else metric, status, message
             if whole:
                 del outcomes[cell]
 
