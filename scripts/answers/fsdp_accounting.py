@@ -9,7 +9,7 @@ from cs336_systems.accounting.peak_memory import peak
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
-from cs336_systems.limits import AHEAD, REDUCTIONS
+from cs336_systems.limits import AHEAD
 from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, say, tell
 from scripts.rendering.grid import Columns
 from scripts.views.closed_forms import contender_step
@@ -22,7 +22,7 @@ from scripts.views.units import memory_unit
 
 MEMORY: dict[str, dict[str, str]] = {
     "between steps": {"closed form": "{kept:cut}", "measured": "{between_steps:cut}"},
-    "in flight": {"closed form": "{passing:cut}"},
+    "gathered": {"closed form": "{gathered:cut}"},
     "peak": {"closed form": "{expected_peak:cut}", "measured": "{peak_memory:cut}"},
 }
 WAITING: Columns = {
@@ -39,19 +39,17 @@ def answers(tables: Tables) -> Found:
         "saving": saving(table, rows),
         "in_time": in_time(table, rows),
         "gathered": 1 + AHEAD,
-        "reduced": 1 + REDUCTIONS,
     }
 
 
 def expected(row: Series) -> dict[str, float]:
     """The closed forms of a contender's memory, bytes; there are none for a user's own."""
     if row["family"] == OWN:
-        return dict.fromkeys(("kept", "passing", "expected_peak"), nan)
+        return dict.fromkeys(("kept", "gathered", "expected_peak"), nan)
     use = peak(contender_step(FullyShardedTraining, row))
-    model = None if row["contender"] == BASELINE else sharded(row)
     return {
         "kept": use.between_steps,
-        "passing": model.gathered + model.gradients_in_flight if model else 0,
+        "gathered": 0 if row["contender"] == BASELINE else sharded(row).gathered,
         "expected_peak": use.total,
     }
 
@@ -87,8 +85,8 @@ def saving(table: DataFrame, rows: DataFrame) -> Answer:
         missing="Not measured: no fp32 cell has both our FSDP and training without sharding.",
         evidence=Captioned(
             contender_table(FullyShardedTraining, table.iloc[:0], device_bound_if_any(kept), columns),
-            "Memory per rank with unsharded and with sharded state: weights and moments between steps, unsharded "
-            "weights and gradients in flight at the peak, and the peak.",
+            "Memory per rank with unsharded and with sharded state: weights and moments between steps, weights "
+            "gathered at the peak, and the peak.",
             legend={"measured": "Measured: once, on rank 0"},
         ),
     )
