@@ -534,14 +534,14 @@ LAWS = {
         Law("memory_profile", "stage_end", up_to_the_most),
         Law("memory_profile", "active", up_to_the_most, DIGITS, column=lambda row: MIB * largest(row)),
     ],
-    "no training step is shorter with communication than without": [
+    "no data-parallel step is shorter with communication than without": [
         Law("data_parallel", "step", without_communication, column="p80"),
     ],
     "communication after the backward pass is no faster than the fastest measured all-reduce": [
         Law("data_parallel", "synchronization", over_the_link, (1 - 1 / (1 + GPU), 0.0), column="median"),
     ],
-    "what moves bytes in a step, timed alone, moves its closed form's: norms at a copy's speed, the update at no more "
-    "than the data sheet's": [
+    "norms and the update, timed alone, move the bytes of their closed forms: norms at a copy's speed, the update at "
+    "no more than the data sheet's bandwidth": [
         Law("training_ladder", "floor", bytes_alone, 0.05, column="median", where={"work": part}) for part in PARTS[2:]
     ],
     "gradients of a rung are off from fp32's by a few roundings of its precision, and not by zero": [
