@@ -27,7 +27,7 @@ the example."""
 answers = limits(
     "With overlap, the limits multiply: $N <= (1 + a)(1 + c)$, {at_once} devices in the example.",
     "FLOPs are $6 B D F\\/N$, seconds of communication $max {{6 D F (X-1), 4 B D (Y-1)}}\\/(N W)$. With a shared "
-    "link, {in_turn} devices with $X={x:sig}$ and $Y={y:sig}$: {fewer:times} fewer.",
+    "link, it is {in_turn} ($X={x:sig}$, $Y={y:sig}$).",
     closed_forms(
         ["strategy", "pass", "N × FLOPs per device", "N × bytes sent per device", "most devices", "example"],
         [
@@ -39,7 +39,6 @@ answers = limits(
     ),
     at_once=math.floor(AT_ONCE),
     in_turn=math.floor(IN_TURN),
-    fewer=AT_ONCE / IN_TURN,
     x=FSDP,
     y=IN_TURN / FSDP,
 )
