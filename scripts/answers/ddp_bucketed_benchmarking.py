@@ -86,8 +86,8 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
         reason=facts.say(
             "Best in other settings: {others:listing}.",
             same_calls(asked),
-            "But calls are not the exposed part: of {slowed[exposed]:ms} at {best[bucket_mb]} MB, "
-            "{slowed[stretched]:ms} come from compute that is slower next to NCCL's kernels.",
+            "The calls explain little: at {best[bucket_mb]} MB {slowed[exposed]:ms} are exposed, and in the profiled "
+            "step compute takes {slowed[stretched]:ms} longer next to NCCL's kernels.",
             "Buckets of several gradients are copies: {large[bucket_mb]} MB buckets take "
             "{large[peak_memory] - small[peak_memory]:gib} more memory than {small[bucket_mb]} MB.",
             *(duel.speed.sentence("bucketed at its best", "overlapped", f"({duel.cell})") for duel in over[:1]),
@@ -142,9 +142,9 @@ def model(all_reduce: DataFrame, rows: DataFrame) -> Answer:
             legend={"stretched": "Stretched: compute beyond the baseline's in the profiled step"},
         ),
         reason=facts.say(
-            "Here s = {asked[communicated]:size}; the line through the all-reduces gives w = {asked[bandwidth]:GB/s} "
-            "and o = {asked[call]:µs}.",
-            "The model ignores that compute slows down next to communication, which causes {slowed[stretched]:ms} "
-            "of the exposed time.",
+            "Here s = {asked[communicated]:size}; the line through the all-reduces of {asked[processes]} processes "
+            "gives w = {asked[bandwidth]:GB/s} and o = {asked[call]:µs}.",
+            "The model ignores that compute slows down next to communication, by {slowed[stretched]:ms} in "
+            "the profiled step.",
         ),
     )

@@ -103,7 +103,7 @@ def interaction(cells: DataFrame, fits: Lines) -> Answer:
         more=facts.say(
             "The overhead is {ends[0][1]:percent} of the fitted time at {ends[0][0]:whole} MB and "
             "{ends[1][1]:percent} at {ends[1][0]:whole} MB.",
-            "So it is faster to send gradients together." if line and line.half > sizes.min() else "",
+            "So small gradients are better sent together." if line and line.half > sizes.min() else "",
         ),
         evidence=Captioned(
             grid(found, FITS),
@@ -158,7 +158,7 @@ def growth(cells: DataFrame, fits: Lines) -> Typst:
         "{large[ratio]:times} and {small[megabytes]} MB {small[ratio]:times} as long; a ring with equal links and no "
         "overhead would take {ring:times} at every size.",
         say(
-            "More processes cost small messages more: the overhead grows from {before:µs} to {after:µs}.",
+            "Small messages slow down more, since the overhead grows from {before:µs} to {after:µs}.",
             before=1e6 * before.overhead,
             after=1e6 * after.overhead,
         )

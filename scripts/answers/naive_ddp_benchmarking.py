@@ -47,15 +47,15 @@ def share(table: DataFrame, rows: DataFrame) -> Answer:
         more=facts.say(
             "Without communication the step takes {naive[baseline]:ms}"
             + tell(bool(naive["baseline"] > naive["median"]), ", likely because other programs slowed it down.", "."),
-            "In the profiled step {uncovered:ms} of communication ({uncovered / naive[timeline_length]:percent}) "
-            "run uncovered, and the device idles for another {idle:ms}.",
+            "In the profiled step {uncovered:ms} of communication, {uncovered / naive[timeline_length]:percent} of the "
+            "step, run uncovered, and the device idles {idle:ms} longer than without communication.",
         ),
         evidence=every_wrapper(table, rows),
         reason=facts.say(
-            "In other settings communication is {others:listing} of the step.",
+            "In other settings exposed communication is {others:listing} of the step.",
             "The wrapper all-reduces {naive[messages]:whole} gradients one by one, {naive[communicated]:size} "
             "together.",
-            "The device idles for {microseconds / naive[messages]:µs} per call"
+            "That idle time is {microseconds / naive[messages]:µs} per call"
             + (", likely because the replayed graph runs them strictly one after the other." if replayed else "."),
         ),
     )
