@@ -15,7 +15,7 @@ from scripts.views.comparison_tables import MEMORY, STARS, STEP, contender_table
 from scripts.views.data import first, select, size_order
 from scripts.views.data_parallel import elsewhere, why_untold
 from scripts.views.fsdp import OURS, PYTORCH, whole_weights
-from scripts.views.units import GB
+from scripts.views.units import GIB
 
 COLUMNS: Columns = {
     "step / ms": STEP,
@@ -92,7 +92,10 @@ def pytorch(table: DataFrame, rows: DataFrame, found: list[Duel]) -> Answer:
         evidence=Captioned(
             contender_table(FullyShardedTraining, table, device_bound(rows), COLUMNS),
             facts.say("Training steps: median, 20th and 80th percentile of {row[n]:whole} steps."),
-            legend={"phases / ms": "Phases: medians, backward with the synchronization of gradients", **STARS},
+            legend={
+                "phases / ms": "Phases: medians, timed separately, backward with the synchronization of gradients",
+                **STARS,
+            },
         ),
         reason=facts.say(
             *(elsewhere(duels, f" against {name}") for name, duels in others.items()),
@@ -155,8 +158,8 @@ def largest(table: DataFrame, rows: DataFrame) -> Answer:
         own=own,
         setting=own["cell"].removeprefix(f"{own['label']}, "),
         lost=first(select(table, size=own["size"], metric="step", wrapper=BASELINE, status="skipped")),
-        state=STATES * whole_weights(own) / GB,
-        device=own["gpu_memory"] / GB if own["gpu_memory"] else None,
+        state=STATES * whole_weights(own) / GIB,
+        device=own["gpu_memory"] / GIB if own["gpu_memory"] else None,
     )
     return Answer(
         asked="A larger model",
@@ -164,6 +167,6 @@ def largest(table: DataFrame, rows: DataFrame) -> Answer:
             "{own[label]} trains with sharded weights: {own[median]:ms} per step, {own[memory]:gib} per rank "
             "({setting})."
         ),
-        more=facts.say("Its weights, gradients and moments take {state:GB}, and one GPU has {device:GB}." + only),
+        more=facts.say("Its weights, gradients and moments take {state:GiB}, and one GPU has {device:GiB}." + only),
         reason=facts.say("Without sharding, even without communication, {lost[message]}."),
     )

@@ -27,11 +27,12 @@ def answers(tables: Tables) -> Found:
         missing=missing(table),
         verdict=say("The fullest rank holds {share} of the state.", share=share_with(ours)),
         more=say(
-            "That is {share} of it on {ranks}.",
+            "That is {share} of it ({label}, {ranks}).",
             "With PyTorch's `ZeroRedundancyOptimizer` it holds {theirs}.",
             "With yours it holds {own}.",
             share="" if fullest is None else f"{fullest['most_share']:.2f} %",
             ranks="" if fullest is None else ranks_of(fullest),
+            label="" if fullest is None else fullest["label"],
             theirs=share_with(theirs),
             own=share_with(excess.get(OWN)),
         ),

@@ -12,9 +12,11 @@ from cs336_systems.sizes import parse_size
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say, tell
 from scripts.rendering.grid import NONE, Columns, grid
 from scripts.rendering.markup import Table, Typst
+from scripts.views.communication import BACKENDS
 from scripts.views.comparison import (
     FOREIGN,
     PHASES,
+    backend_of,
     contenders,
     device_bound_if_any,
     fastest,
@@ -90,7 +92,7 @@ def memory_answer(table: DataFrame) -> Answer:
         missing=missing(table),
         verdict=facts.say(
             f"After a step of {{cell[label]}}, sharding leaves {{own[total]:{unit}}} of {{whole[total]:{unit}}} in use "
-            "on each of {own[processes]} ranks."
+            "on the fullest of {own[processes]} ranks."
         ),
         more=facts.say(
             f"The peak falls from {{whole[peak]:{unit}}} to {{own[peak]:{unit}}}.",
@@ -138,7 +140,9 @@ def time_answer(table: DataFrame, rows: DataFrame, unsharded: DataFrame) -> Answ
     gain, over_peers = against(own, whole), against(peers, whole)
     theirs = fastest(asked, names_in(asked, FOREIGN))
     steps = "{own[median]:ms} against {whole[median]:ms} ({own[cell]})."
-    facts = Facts(own=own, whole=whole, peers=peers, theirs=theirs, row=first(asked), unsharded=best_of(unsharded, own))
+    backend = None if whole is None else BACKENDS[backend_of(whole)]
+    known = {"own": own, "whole": whole, "peers": peers, "theirs": theirs, "row": first(asked), "backend": backend}
+    facts = Facts(**known, unsharded=best_of(unsharded, own))
     return Answer(
         asked="(b) Step time",
         missing=missing(table),
@@ -155,9 +159,9 @@ def time_answer(table: DataFrame, rows: DataFrame, unsharded: DataFrame) -> Answ
             "Over symmetric memory it takes {peers[median]:ms}"
             + tell(
                 over_peers.faster,
-                ", less than without sharding.",
-                ", more than without sharding.",
-                ", on par with no sharding." if over_peers.verdict == SAME else ".",
+                ", less than unsharded over {backend}.",
+                ", more than unsharded over {backend}.",
+                ", on par with unsharded over {backend}." if over_peers.verdict == SAME else ".",
             )
         ),
         evidence=Captioned(
@@ -174,8 +178,8 @@ def time_answer(table: DataFrame, rows: DataFrame, unsharded: DataFrame) -> Answ
             "The optimizer's part takes {own[optimizer]:ms} sharded and {whole[optimizer]:ms} unsharded: a rank "
             "updates $1\\/N$ of the parameters, and then waits for the others.",
             "Over symmetric memory the optimizer's part takes {peers[optimizer]:ms}.",
-            "The fastest of PyTorch's (_{setting}_) takes {theirs[median]:ms}, including {theirs[optimizer]:ms} for "
-            "the optimizer's part.",
+            "The fastest of PyTorch's (_{setting}_) takes {theirs[median]:ms}; its optimizer's part, timed "
+            "separately, takes {theirs[optimizer]:ms}.",
             "In another launch (@sec-naive_ddp_benchmarking) the fastest unsharded step ({unsharded[title]}) takes "
             "{unsharded[median]:ms}.",
             yours(asked, {"ours, sharded": [HANDOUT]}),
