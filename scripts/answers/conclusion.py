@@ -90,7 +90,7 @@ def weak_scaling(wrappers: DataFrame, best: Series | None, why: str) -> Answer:
         missing=why,
         verdict=facts.say("Weak scaling reaches {cells:listing} {noun} with {wrapper}."),
         more=facts.say(
-            "That is {best[label]}, {setting}, against the same step without communication; PyTorch's DDP reaches "
+            "Measured on {best[label]} ({setting}) against the same step without communication; PyTorch's DDP reaches "
             "{others:listing}."
         ),
         evidence=["weak_scaling"] if best["gpu"] else [],

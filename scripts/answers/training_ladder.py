@@ -116,7 +116,7 @@ def tiles(found: Found) -> list[Tile]:
     best, begin = fastest(ladder), ladder.iloc[0]
     meaning = say(
         "the fastest step of {model}: {best[utilization]:percent} of the bf16 peak, {begin[step] / best[step]:times} "
-        "as fast as the first that fits ({begin[title]})",
+        "as fast as the first version that fits ({begin[title]}; {best[batch_size]} × {best[context]} tokens)",
         model=sized(best),
         best=best,
         begin=begin,
@@ -155,7 +155,8 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
             grid(rungs, RUNG, text_columns=3),
             "Every rung of every cell: medians; parts: the components of a bf16 step, or of FP8's, timed alone; MFU: "
             "FLOPs of matmuls (without the embedding) and of causal attention relative to the dense bf16 peak, also in "
-            "fp32; J: energy of a step.",
+            "fp32; J: energy of a step; set-up: building the model and running its first steps, with compilation and "
+            "capture.",
         ),
         missing=missing,
     )
@@ -241,6 +242,7 @@ def several(table: DataFrame) -> Answer:
     names = [row["title"] if row["title"].isupper() else f"the {row['title']}" for row in ranked]
     name, other = [*names, "", ""][:2]
     facts = Facts(row=best, name=name)
+    how = "" if best is None or best["graph"] else " and no CUDA graph"
     lost = table[(table["part"] == "processes") & (table["status"] != "ok")]
     why = lost["message"].iloc[0] if len(lost) else "it needs several GPUs"
     return Answer(
@@ -250,7 +252,7 @@ def several(table: DataFrame) -> Answer:
         if best is None
         else against(best, second).sentence(name, other, f"({best['label']}, {best['processes']} GPUs, bf16)")
         or facts.say("Only {name} was measured ({row[label]}, {row[processes]} GPUs, bf16)."),
-        more=facts.say("With {name} a step takes {row[step]:ms}, or {row[tokens]:whole} tokens/s."),
+        more=facts.say("With {name}" + how + " a step takes {row[step]:ms}, or {row[tokens]:whole} tokens/s."),
         evidence=Captioned(
             grid(found.assign(replayed=found["graph"].map({True: "yes", False: "no"})), WRAPPED, text_columns=4),
             "One training step of all GPUs, each on its own sequences; times of the slowest. Without communication: "
@@ -289,9 +291,7 @@ def advice(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer
             order=[say("_{row[title]}_ ({row[gain]:ms})", row=row) for row in order[start:]],
         ),
         reason=facts.say(
-            "Compiled blocks instead of fused passes save {instead:ms}."
-            if "fused" in {row["rung"] for row in order}
-            else "",
+            "Compiled blocks save {instead:ms} over eager ones." if "fused" in {row["rung"] for row in order} else "",
             NOTHING if ladder is None else instead_of_the_compiler(ladder),
             "Removing a single rung from the full ladder of {size} costs {left:listing}.",
             "So {together:listing} saves as much only together with the rungs after it.",
@@ -345,8 +345,8 @@ def learning(table: DataFrame) -> Answer:
         verdict=facts.say(
             tell(
                 alike,
-                "All {rungs} other rungs learn like fp32, within the spread of its seeds.",
-                "Not all of {rungs} other rungs end within the spread of fp32's seeds.",
+                "All {rungs} exact rungs after fp32 learn like it, within the spread of its seeds.",
+                "Not all of {rungs} exact rungs after fp32 end within the spread of its seeds.",
             )
         ),
         more=facts.say(
