@@ -21,8 +21,8 @@ from cs336_systems.experiments.registry import KINDS
 from cs336_systems.record.rows import Provenance, row_model
 from cs336_systems.record.validation import Row
 
-SLOWED = ("2026-11-22T14:52:41+00:00",)
-"""Recordings that were replaced because a self-check found that their GPU was slowed down."""
+REPLACED = ("2026-11-22T14:52:41+00:00", "2026-11-26T23:04:02+00:00")
+"""Recordings that were replaced because self-checks found that their GPU was slowed down, or their steps uncompiled."""
 SETTLED = "2026-11-21T10"
 """Earlier recordings have no clocks, and their steps were timed by other code."""
 VERSIONS = ("gpu", "driver", "cuda", "cudnn", "torch", "torch_files", "triton")
@@ -98,7 +98,7 @@ def pairs_of(runs: Iterable[Sequence[Row]]) -> list[Pair]:
         versions.sort(key=lambda each: each[0].rows[0].utc)
         for (cell_a, top_a), (cell_b, top_b) in itertools.pairwise(versions):
             utcs = cell_a.rows[0].utc, cell_b.rows[0].utc
-            if len({*utcs, *SLOWED}) < 2 + len(SLOWED) or min(utcs) < SETTLED:
+            if len({*utcs, *REPLACED}) < 2 + len(REPLACED) or min(utcs) < SETTLED:
                 continue
             for _, a, _, b in matched(cell_a, cell_b):
                 if not same_program(a, b) or (a.gpu and not (device_bound(cell_a, a) and device_bound(cell_b, b))):
