@@ -1,5 +1,6 @@
 """Data-parallel training in turns: what is measured, that no turn leaves a trace, and that ranks give up together."""
 
+import contextlib
 import gc
 import weakref
 from dataclasses import replace
@@ -121,17 +122,18 @@ def test_no_contender_leaves_a_trace(device):
     started = []
 
     def start(contender, model, *rest, **hyperparameters):
-        started.append(weakref.ref(model))
+        started.extend(weakref.ref(part) for part in model.modules())
         return comparison_start(contender, model, *rest, **hyperparameters)
 
     comparison_start = contender_runs.start
     with (
         mock.patch.object(torch, "compile", lambda call: whole(call, backend="aot_eager")),  # in seconds
         mock.patch.object(contender_runs, "start", start),
-        quick_collections(),
         no_garbage_collection(),
+        contextlib.ExitStack() as stack,
     ):
         runs = make_runs(device, compiled=True)
+        stack.enter_context(quick_collections())
         groups = len(dist.distributed_c10d._world.pg_map)
         with torch._dynamo.config.patch(error_on_recompile=True):
             for contender in [*contenders_of(runs.cell)[1:], find("none")]:
@@ -141,14 +143,14 @@ def test_no_contender_leaves_a_trace(device):
                         runs.check(contender)
                     except Unavailable:
                         assert contender.name == "symmetric_memory"
-    left = [group.group_desc for group in dist.distributed_c10d._world.pg_map]
-    assert len(left) == groups, left
-    agreement.free_memory(device)
-    assert len(started) >= len(CONTENDERS)
-    # Names what keeps a model: nothing rewrites assertions on ranks.
-    alive = [[type(holder) for holder in gc.get_referrers(model())] for model in started if model()]
-    assert not alive, alive
-    assert not any(isinstance(instance, DistributedDataParallel) for instance in gc.get_objects())
+        left = [group.group_desc for group in dist.distributed_c10d._world.pg_map]
+        assert len(left) == groups, left
+        agreement.free_memory(device)
+        assert len(started) >= len(CONTENDERS)
+        # Names what keeps a module: nothing rewrites assertions on ranks.
+        alive = [[type(holder) for holder in gc.get_referrers(module())] for module in started if module()]
+        assert not alive, alive
+        assert not any(isinstance(instance, DistributedDataParallel) for instance in gc.get_objects())
 
 
 @on_all_ranks

@@ -113,6 +113,7 @@ def free_memory(device: torch.device) -> None:
 @contextlib.contextmanager
 def quick_collections() -> Iterator[None]:
     """Restrict garbage collection to objects created inside this context, so that it takes milliseconds."""
+    gc.collect()  # What is frozen is not freed: a model with compiled blocks is part of a cycle.
     gc.freeze()
     try:
         yield

@@ -61,10 +61,9 @@ def summarize_turns(
     """
     yield summarize("step", "ms", [1e3 * lap for turn in turns for lap in turn.seconds], details=details)
     if device.type == "cuda" and "outside_memory" in experiment.metrics:
-        # From the last round, in which no step is observed.
-        yield summarize("peak_memory", "MiB", [turns[-1].peak / MIB], details=details)
         # From the first round: later, a library's one-time allocations count for every contender, including the
         # baseline.
+        yield summarize("peak_memory", "MiB", [turns[0].peak / MIB], details=details)
         if baseline and turns is not baseline:
             outside = max(turns[0].outside - baseline[0].outside, 0)
             yield summarize("outside_memory", "MiB", [outside / MIB], details=details)

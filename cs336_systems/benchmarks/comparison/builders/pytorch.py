@@ -1,12 +1,13 @@
 """Builders of PyTorch's wrappers and its sharded optimizer."""
 
 import warnings
+import weakref
 from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
@@ -60,9 +61,16 @@ zero_redundancy_views = partial(zero, wrap=partial(view_buckets, mebibytes=COMMO
 def shard(model: nn.Module, contender: Declared, cell: Any, *, tuned: bool, **hyperparameters: Any) -> Built:
     """Build fully_shard per block; the rest of the model is another unit, kept gathered for the backward pass.
 
-    `tuned` prefetches as many blocks as this project's wrapper, and allocates buffers from the process group's memory.
+    `tuned` prefetches as many blocks as this project's wrapper, and allocates buffers from the memory of its own
+    process group, which keeps them for as long as the group exists.
     """
-    mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
+    device = next(model.parameters()).device.type
+    if tuned:
+        group = dist.new_group()
+        weakref.finalize(model, dist.destroy_process_group, group).atexit = False
+        mesh = DeviceMesh.from_group(group, device)
+    else:
+        mesh = init_device_mesh(device, (dist.get_world_size(),))
     policy = MixedPrecisionPolicy(param_dtype=COMPUTE_DTYPE[cell.precision])
     blocks: list[Any] = [
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True) for block in blocks_of(model)
