@@ -10,7 +10,7 @@ from scripts.rendering.answer import NOTHING, Answer, Found, Tables, least_and_m
 from scripts.rendering.markup import Typst
 from scripts.views.data import measured_gpu, reference_context, select
 from scripts.views.steps import steady, step_table, utilization
-from scripts.views.units import GB
+from scripts.views.units import GIB
 
 
 def story(tables: Tables, sections: Mapping[str, Found]) -> dict[str, Typst]:
@@ -19,7 +19,7 @@ def story(tables: Tables, sections: Mapping[str, Found]) -> dict[str, Typst]:
     advice, conclusion = whole(ladder.get("advice")), sections.get("conclusion", {})
     paragraphs = {
         "The machine.": machine(tables),
-        "What limits a step.": limits(tables["end_to_end"]),
+        "What limits a step.": limits(tables["end_to_end"], sections.get("nsys_profile", {})),
         "What helped.": say(whole(ladder.get("fastest")), advice if conclusion.get("several") else NOTHING),
         "What to do.": whole(conclusion.get("advice")),
     }
@@ -39,7 +39,7 @@ def machine(tables: Tables) -> Typst:
     row, gpu = rows.sort_values("utc").iloc[-1], gpu_of(rows["gpu"].iloc[0])
     counts = [str(count) for count in sorted({int(count) for count in rows["gpu_count"] if count})]
     return say(
-        f"{{counts:listing}} × {{gpu}} with {{memory:GB}}{'' if counts == ['1'] else ' each'}, {{cpu}}."
+        f"{{counts:listing}} × {{gpu}} with {{memory:GiB}}{'' if counts == ['1'] else ' each'}, {{cpu}}."
         if row["gpu"]
         else "{cpu}" + (", {row[cores]} cores" if int(row["cores"]) else "") + ", no GPU.",
         "By the data sheet a GPU computes {sheet.bf16 / tera:TFLOP/s} in bf16 and {sheet.fp32 / tera:TFLOP/s} in fp32, "
@@ -51,7 +51,7 @@ def machine(tables: Tables) -> Typst:
         counts=counts,
         gpu=row["gpu"],
         cpu=row["cpu"],
-        memory=row["gpu_memory"] / GB if row["gpu_memory"] else None,
+        memory=row["gpu_memory"] / GIB if row["gpu_memory"] else None,
         row=row,
         sheet=gpu,
         tera=1e12,
@@ -59,8 +59,8 @@ def machine(tables: Tables) -> Typst:
     )
 
 
-def limits(end_to_end: DataFrame) -> Typst:
-    """How busy eager training steps keep the device, by precision, and the possible gain."""
+def limits(end_to_end: DataFrame, profile: Found) -> Typst:
+    """How busy eager training steps keep the device, by precision, the possible gain, and the share of matmuls."""
     steps = select(steady(step_table(end_to_end)), compiled=False, attention="plain", mode="train_step")
     steps = select(steps, context=reference_context(steps)).dropna(subset="busy")
     if not len(steps):
@@ -74,8 +74,9 @@ def limits(end_to_end: DataFrame) -> Typst:
         waiting = say("{late:listing} {waits}", late=late, waits="waits" if len(late) == 1 else "wait")
         sentences += [
             say(
-                "In {precision}, {who} busy for {busy:span percent} of the time, at {reached:span percent} of its peak "
-                "rate" + (": {waiting} for the host to launch kernels." if late else "."),
+                "In {precision}, {who} busy for {busy:span percent} of the time"
+                + (": {waiting} for the host to launch kernels." if late else "."),
+                "They reach {reached:span percent} of its peak rate.",
                 precision=precision,
                 who=who,
                 waiting="they wait" if len(late) == len(rows) else waiting,
@@ -84,4 +85,5 @@ def limits(end_to_end: DataFrame) -> Typst:
             )
         ]
         who = say("they keep it")
-    return say(*sentences)
+    others = profile.get("others")
+    return say(*sentences, Typst(others.verdict) if others else NOTHING)
