@@ -4,7 +4,7 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.record.rows import parameters
-from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, say, tell
+from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Tile, Typst, times
 from scripts.views.data import PRECISIONS, last, measured_gpu, reference_context, select
@@ -103,7 +103,7 @@ def norm(dtypes: DataFrame) -> Answer:
     return Answer(
         asked="(b) Layer normalization",
         verdict="LayerNorm's mean and variance are sensitive: in fp16 their sums can overflow or underflow.",
-        more="bf16 has fp32's range, so overflow is no concern, but 8 significant bits are too few for the statistics.",
+        more="bf16 has fp32’s range, so overflow is no concern, but 8 significant bits are too few for the statistics.",
     )
 
 
@@ -111,32 +111,33 @@ def speed_answer(here: DataFrame, profile: DataFrame, *, on_gpu: bool) -> Answer
     """Sub-question (c): the gain from bf16 by size, and its cause."""
     if not len(here):
         return Answer("(c) Speed", missing="Not measured: no step ran in both precisions.")
-    small, large, gains = here.iloc[0], here.iloc[-1], here["gain"]
-    facts = Facts(small=small, large=large)
+    small, large, gains, bound = here.iloc[0], here.iloc[-1], here["gain"], int(here["host_bound"].sum())
+    facts = Facts(small=small, large=large, time="device time" if on_gpu else "time")
     return Answer(
         asked="(c) Speed",
         verdict=facts.say(
-            "At context {small[context]}, bf16 is {small[gain]:times} ({small[label]}) to {large[gain]:times} "
-            "({large[label]}) as fast as fp32 in forward and backward.",
+            "By {time}, bf16 is {small[gain]:times} ({small[label]}) to {large[gain]:times} ({large[label]}) as fast "
+            "as fp32 (both passes, context {small[context]}).",
         )
         if len(here) > 1 and gains.min() >= 1
-        else say(
-            "In fp32, forward and backward take {row[gain]:times} the time of bf16 ({row[label]}, context "
-            "{row[context]}).",
-            row=small,
+        else facts.say(
+            "In fp32, forward and backward take {small[gain]:times} the {time} of bf16 ({small[label]}, context "
+            "{small[context]}).",
         )
         if len(here) == 1
-        else say(
-            "In fp32, forward and backward take {gains:listing} the time of bf16.",
+        else facts.say(
+            "In fp32, forward and backward take {gains:listing} the {time} of bf16.",
             gains=[say("{row[gain]:times} ({row[label]})", row=row) for _, row in here.iterrows()],
         ),
         more=say(
-            "Compared by device time." if on_gpu else "",
+            "Steps are host-bound at {bound} of {sizes}, at least in one precision, so device times are compared.",
             tell(
                 gains.is_monotonic_increasing if len(here) > 1 else None,
                 "The gain grows with the model.",
                 "The gain does not grow steadily with the model.",
             ),
+            bound=bound if bound and on_gpu else None,
+            sizes=count(len(here), "size"),
         ),
         evidence=Captioned(
             grid(here, SPEED),
