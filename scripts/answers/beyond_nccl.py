@@ -24,7 +24,7 @@ def tiles(found: Found) -> list[Tile]:
     asked = next(iter(found["against"]), None)
     if not found["gpu"] or asked is None or not asked.speed.faster:
         return []
-    meaning = f"our data-parallel step over copy engines against PyTorch's best: {asked.cell}"
+    meaning = f"our data-parallel step with symmetric memory against PyTorch's best: {asked.cell}"
     return [Tile(times(asked.speed.ratio), escape(meaning))]
 
 

@@ -104,22 +104,21 @@ def advice(ladder: DataFrame, best: Series | None, theirs: Series | None) -> Ans
     graph = f" {GRAPH}," if best is not None and best["compiled"] else ""
     wrapper = "" if best is None else OURS[best["contender"]]
     where = "" if best is None else f"({best['cell']})"
+    buckets = "" if best is None or not best["bucket_mb"] else f" ({best['bucket_mb']} MB buckets)"
     facts, alone = Facts(best=best, wrapper=wrapper), one_gpu(ladder)
     return Answer(
         asked="What to do on this machine",
         missing="Cannot be decided: no "
         + ("device-bound training step was measured." if measured_gpu({"": ladder}) else "GPU was measured."),
         verdict=facts.say(
-            "On several GPUs, train in {best[precision]},"
-            + graph
-            + " with _{wrapper}_ data parallelism ({best[label]})."
+            "On several GPUs, train {best[label]} in {best[precision]}," + graph + " with _{wrapper}_ data parallelism."
         )
         or alone.say("Start with {must:listing}: without them, {label} does not fit.")
         or alone.say("Start with {most:listing}: nothing else shortens {label}'s step as much."),
         more=alone.say("Then add {rest:listing}.") if best is None else in_less_memory(ladder),
         reason=facts.say(
             in_less_memory(ladder) if best is None else NOTHING,
-            against(best, theirs).sentence(wrapper, "PyTorch's best wrapper", where),
+            against(best, theirs).sentence(wrapper + buckets, "PyTorch's best wrapper", where),
             "@sec-torch_compile shows what compiling gains, @sec-benchmarking_script the host overhead, "
             "@sec-naive_ddp_benchmarking how _{wrapper}_ compares with other wrappers, and @sec-fsdp and "
             "@sec-training_ladder what sharding costs.",

@@ -301,7 +301,7 @@ def test_the_advice_is_for_the_most_ranks():
     ]
     steps = training(DataParallelTraining, ("wrapper", "bucket_mb"), cells, precision="bf16")
     found = conclusion.answers(recorded() | {"data_parallel": steps})
-    assert plain(found["advice"].verdict) == "On several GPUs, train in bf16, with _bucketed_ data parallelism (nano)."
+    assert plain(found["advice"].verdict) == "On several GPUs, train nano in bf16, with _bucketed_ data parallelism."
 
 
 def test_no_ladder_is_a_report_too():
