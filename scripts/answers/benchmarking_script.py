@@ -95,7 +95,7 @@ def times(table: DataFrame, eager: DataFrame) -> Answer:
         ),
         reason=facts.say(
             "Of the eager training steps at all contexts {bound:listing} are host-bound: the device is busy for less "
-            "than {share:percent} of the step and waits for launches, so these are the host's times.",
+            "than {share:percent} of the step and waits for launches, so the host lengthens these times.",
             share=HOST_BOUND,
         ),
     )
@@ -117,7 +117,7 @@ def host_overhead(known: DataFrame) -> Answer:
             cells=median_of(len(slow), "host-bound training step"),
         ),
         more=say(
-            "{row[label]}'s step in bf16 has {row[launches]:whole} launches, {per_block:whole} per block.",
+            "{row[label]}'s step in bf16 has {row[launches]:whole} launches, on average {per_block:whole} per block.",
             "torch.compile leaves {share:span percent} of the launches ({cells}); a CUDA graph needs only one.",
             row=largest,
             per_block=None if largest is None else largest["launches"] / parse_size(largest["size"]).num_layers,
