@@ -8,7 +8,7 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.peak_memory import best_segment, moments, peak
 from cs336_systems.accounting.units import MIB
 from cs336_systems.sizes import SIZES
-from scripts.rendering.answer import Answer, Captioned, Found, Tables, say
+from scripts.rendering.answer import Answer, Captioned, Found, Tables, count, say
 from scripts.rendering.markup import Typst
 from scripts.views.closed_forms import block_of, step_of
 from scripts.views.data import first, last, one, one_model, select
@@ -81,18 +81,20 @@ def measured(found: DataFrame, steps: DataFrame) -> Answer:
     cases = list(bests(found))
     if found["step"].isna().all():
         return Answer("(b) Best segment")
-    best = [say("{row[segment]} ({row[attention]}, {row[peak]:GiB})", **case) for case in cases]
     return Answer(
         asked="(b) Best segment",
         verdict=say(
             "Segments of {best:listing} peak lowest ({row[label]}, context {row[context]}, {row[precision]}).",
-            best=best,
+            best=by_length(cases, "row"),
             row=first(found),
         )
         or in_time(steps),
         more=say(
             "" if cases else "Peaks are counted on GPUs only.",
-            *(neighbours(cases, which) for which in ("shorter", "longer")),
+            *(
+                say("The next {which} segments have {all:listing}.", which=which, all=by_length(cases, which))
+                for which in ("shorter", "longer")
+            ),
             "Blocks are not split, so no segment is shorter."
             if cases and all(case["row"]["segment"] == 1 for case in cases)
             else "",
@@ -122,24 +124,32 @@ def in_time(steps: DataFrame) -> Typst:
     return speed.sentence(f"checkpointing {blocks}", "no checkpointing", where)
 
 
-def neighbours(cases: list[dict[str, Any]], which: str) -> Typst:
-    """The peaks of the next shorter or longer segments measured."""
-    sizes = [say("{row[peak]:GiB} ({row[attention]}, {row[segment]})", row=case[which]) for case in cases]
-    return say("The next {which} segments peak at {sizes:listing}.", which=which, sizes=list(filter(None, sizes)))
+def by_length(cases: list[dict[str, Any]], which: str) -> list[Typst]:
+    """The segments of each length with their peaks: "1 block (plain 59.4 GiB and flash 52.6 GiB)"."""
+    peaks: dict[int, list[Typst]] = {}
+    for row in (case[which] for case in cases if case[which] is not None):
+        peaks.setdefault(int(row["segment"]), []).append(say("{row[attention]} {row[peak]:GiB}", row=row))
+    short = which == "row" and len(peaks) > 1  # a verdict has no room for more
+    return [
+        say("{blocks} ({peaks:listing})", blocks=str(length) if short else count(length, "block"), peaks=each)
+        for length, each in peaks.items()
+    ]
 
 
 def closed_form(found: DataFrame, row: Series) -> Typst:
     """The best length by the closed form, and how far measured peaks are from it."""
     block, step = block_of(row), step_of(row)
     *_, update = moments(step)
+    best = best_segment(step)
     return say(
         "Weights, gradients and AdamW's moments take {state:GiB} of the peak. A block saves {times:sig} times its "
-        "input ({row[attention]}), so longer segments cost more memory than the inputs they save; the closed form's "
-        "best length is {best}.",
+        "input ({row[attention]})"
+        + (", so longer segments cost more memory than the inputs they save" if best == 1 else "")
+        + "; the closed form's best length is {best}.",
         "Measured peaks (@fig-checkpoint_memory) differ from the closed form by at most {error:percent}.",
         times=block.saved_bytes / block.residual,
         row=row,
-        best=best_segment(step),
+        best=best,
         state=update.total / GIB,
         error=(found["peak"] / found["closed"] - 1).abs().max(),
     )

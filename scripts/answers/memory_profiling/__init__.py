@@ -97,7 +97,7 @@ def peaks(table: DataFrame, plain: DataFrame) -> Answer:
             "At {lost:listing} it runs out of memory.",
             *(
                 say(
-                    "With FlashAttention it fits at {row[context]} in {row[precision]}: {row[mean] / gib:GiB}.",
+                    "With our FlashAttention it fits at {row[context]} in {row[precision]}: {row[mean] / gib:GiB}.",
                     row=row,
                     gib=GIB,
                 )
@@ -111,7 +111,7 @@ def peaks(table: DataFrame, plain: DataFrame) -> Answer:
         ),
         reason=say(
             "In fp32 at context {late:listing} the peak is reached late in backward, when most gradients exist and few "
-            "activations are left, so it hardly depends on the context.",
+            "activations are left" + (", so it hardly depends on the context." if len(late) > 1 else "."),
             "In fp32 at context {early:listing} it is reached at the beginning of backward, when all activations "
             "exist.",
             late=list(map(str, late)),
@@ -148,8 +148,8 @@ def autocast(plain: DataFrame, context: int) -> Answer:
             size=abs(peak["bf16"] - peak["fp32"])["train_step", context] / GIB,
         ),
         more=facts.say(
-            "It holds bf16 copies of the weights ({copies:GiB}), while saved activations shrink only to "
-            "{share:percent} of fp32's.",
+            "It holds bf16 copies of the weights ({copies:GiB}); saved activations take {share:percent} of their "
+            "memory in fp32.",
             "The peak rises in {rises} of {cells}.",
             share=ratio(low[of.ACTIVATIONS], full[of.ACTIVATIONS]),
         ),

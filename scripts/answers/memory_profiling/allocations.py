@@ -22,7 +22,7 @@ SHOWN = 8
 GROUPS: Columns = {
     "operator": "{operator}",
     "line": "{place}",
-    "its text": "{text}",
+    "code": "{text}",
     "MiB each": "{mib:.1f}",
     "number": "{number}",
     "kept": "{stays}",
