@@ -39,7 +39,7 @@ def times(table: DataFrame, cells: DataFrame) -> Answer:
         or facts.say("Plain attention fits into memory up to {cell[sequence]} tokens, the longest measured."),
         more=facts.say(
             "{where}, forward takes {forward:span ms} and backward {backward:span ms} (d = {d}).",
-            "Twice the tokens take {growth:times} the time (d = {cell[d]}).",
+            "The last doubling takes {growth:times} the time (d = {cell[d]}).",
             "Up to {most:whole} tokens {which} host-bound.",
             where="There" if lost is None else facts.say("At {cell[sequence]} tokens"),
             growth=growth(cells),
@@ -49,7 +49,7 @@ def times(table: DataFrame, cells: DataFrame) -> Answer:
         evidence=Captioned(
             grid_table(table, TIMES | {"in use before backward / MiB": "memory_before_backward"}),
             "Plain attention by head dimension, means.",
-            legend={"*": "*: host-bound"},
+            legend={"*": "*: host-bound, the device is busy for less than 90 % of the pass"},
         ),
     )
 
@@ -83,8 +83,7 @@ def memory(table: DataFrame, cells: DataFrame) -> Answer:
         ),
         more=facts.say(
             "Of {measured[kept]:gib} in use (d = {d}), the closed form explains {expected:gib}.",
-            "Memory in use grows by {end[kept] / before[kept]:times} from {before[sequence]} to {end[sequence]} "
-            "tokens.",
+            "At {end[sequence]} tokens {end[kept] / before[kept]:times} as much is in use as at {before[sequence]}.",
             "FlashAttention never stores the scores.",
         ),
         evidence=Captioned(

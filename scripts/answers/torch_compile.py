@@ -82,7 +82,7 @@ def attention(table: DataFrame) -> Answer:
         evidence=Captioned(
             grid_table(table, TIMES, "median"),
             "Median times of plain attention, eager and compiled, by head dimension.",
-            legend={"*": "*: host-bound"},
+            legend={"*": "*: host-bound, the device is busy for less than 90 % of the pass"},
         ),
         reason=say(
             "In {cells} both passes together are host-bound, eager or compiled; there, eager attention keeps the "
@@ -121,7 +121,7 @@ def model(table: DataFrame) -> Answer:
             "median of the whole step.",
             legend={
                 "*": "*: host-bound",
-                "cost / s": "cost: warm-up time in excess of as many steady-state steps",
+                "cost / s": "cost: warm-up time in excess of the same number of steady-state steps",
             },
         ),
     )

@@ -81,6 +81,11 @@ def in_the_model(table: DataFrame) -> Answer:
             "–: host-bound, too "
             "few steps, or not measured.",
         ),
+        reason=say(
+            "In the step of {model[label]}{model[how]} the device works for {model[device_busy]:ms} with our attention "
+            "and for {model[device_busy sdpa]:ms} with SDPA.",
+            model=model,
+        ),
     )
 
 

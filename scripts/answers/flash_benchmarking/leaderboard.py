@@ -138,7 +138,7 @@ def by_triton(rows: DataFrame, ablations: DataFrame) -> Typst:
     shape = {name: rows.iloc[0][name] for name in ("sequence", "heads", "precision")}
     usual = select(ablations, without="nothing", d=REFERENCE_D, **shape)
     return say(
-        "These kernels are in Gluon, Triton’s own lower-level language; the leaderboard asks for Triton.",
+        "Our kernels are in Gluon, Triton’s own lower-level language; the leaderboard asks for Triton.",
         "The plain Triton kernels, each pass timed separately, take {forward[median]:ms} forward and "
         "{ones[median]:ms} backward, from a sum's gradients (all ones) as in this table.",
         "Backward from random gradients, as in the table of design decisions, takes {random[median]:ms}.",
