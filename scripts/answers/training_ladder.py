@@ -359,7 +359,7 @@ def learning(table: DataFrame) -> Answer:
         reason=facts.say(
             "A small model learns a Markov chain; the spread is {scatter} standard deviations over {exact[n]:whole} "
             "seeds in fp32.",
-            "The first step's gradients differ from fp32's by {errors:span percent}.",
+            "The first step's gradients differ from fp32’s by {errors:span percent}.",
             "FP8 ends at {loss} nat, and its first gradients differ by {fp8[error]:percent}.",
             fp8=fp8,
             loss="" if fp8 is None else f"{fp8['loss']:.3f}",

@@ -212,7 +212,7 @@ def softmax(here: DataFrame, close: DataFrame) -> Answer:
             row=last(quoted),
         ),
         more=say(
-            "In fp32 it is {row[time]:times}.",
+            "In fp32 it takes {row[time]:times} their time.",
             "In bf16 it takes longer than both matmuls together at {longer} of {sizes}.",
             longer=int(longer.sum()) or None,
             sizes=count(len(longer), "size") if len(longer) else None,
