@@ -89,8 +89,10 @@ def significant(value: float | None, digits: int = 3) -> Typst:
 
 
 def times(value: float | None) -> Typst:
-    """A ratio, such as a speed-up."""
-    return Typst(f"{value:.2f}×") if measured(value) else escape(NOT_MEASURED)
+    """A ratio, such as a speed-up, to two decimals, but not more than three digits."""
+    if not measured(value):
+        return escape(NOT_MEASURED)
+    return Typst(f"{value:.2f}×" if value < 10 else f"{significant(value)}×")
 
 
 def percent(value: float | None) -> Typst:

@@ -72,7 +72,7 @@ def test_they_are_in_every_table_and_figure_and_have_an_answer_each(h200):
     )
     times = select(times, compiled_call=False, heads=1).set_index("implementation")["median"]
     told = (
-        f"Your mine is {times['plain'] / times[MINE]:.2f}× as fast as plain attention at 65 536 tokens, d = 64 "
+        f"Your mine is {times['plain'] / times[MINE]:.1f}× as fast as plain attention at 65 536 tokens, d = 64 "
         "(one head, bf16)."
     )
     assert plain(mine.verdict) == told

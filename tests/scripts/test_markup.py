@@ -86,6 +86,11 @@ def test_a_value_without_a_format_is_refused(value):
         finalize(value)
 
 
+@pytest.mark.parametrize(("ratio", "printed"), [(1.384, "1.38×"), (12.468, "12.5×"), (134.7146, "135×")])
+def test_a_ratio_has_three_digits(ratio, printed):
+    assert markup.times(ratio) == printed
+
+
 @pytest.mark.parametrize("name", ["sig", "ms", "seconds", "times", "percent"])
 @pytest.mark.parametrize("value", [None, math.nan])
 def test_what_is_not_a_number_is_not_measured(name, value):
