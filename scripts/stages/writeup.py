@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -101,17 +102,15 @@ def fill(contents: Contents, computed: Mapping[str, Any]) -> str:
         name: values | {key: answer.markup(f"{name}-{key}", elsewhere) for key, answer in answers[name].items()}
         for name, values in sections.items()
     }
-    return (
-        environment(Path("report"))
-        .get_template("writeup.typ.j2")
-        .render(
-            **{**computed, "sections": shown_in},
-            found_in=answers,
-            parts=contents.parts,
-            figure=elsewhere,
-            first_picture=figure(first) if first else NOTHING,
-        )
+    template = environment(Path("report")).get_template("writeup.typ.j2")
+    source = template.render(
+        **{**computed, "sections": shown_in},
+        found_in=answers,
+        parts=contents.parts,
+        figure=elsewhere,
+        first_picture=figure(first) if first else NOTHING,
     )
+    return re.sub(r"(?<=\d)'(?=s\b)", "’", source)  # after a digit, Typst would print a prime
 
 
 def traced_step(job: Job) -> str:
@@ -133,7 +132,7 @@ def picture_of(contents: Contents, machine: str, traces: Mapping[str, str]) -> C
         if shown.trace and shown.trace not in traces:
             return NOTHING
         step = f" ({traces[shown.trace]})" if shown.trace else ""
-        caption = escape(f"{shown.caption}{step}, on {machine}.")
+        caption = escape(f"{shown.caption}{step}. Measured on {machine}.")
         return Typst(f"#picture({string(name)}, [{caption}], {string(shown.alt)})")
 
     return figure

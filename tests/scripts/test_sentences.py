@@ -32,6 +32,10 @@ def test_no_time_or_memory_is_negative(sentences):
     assert not [each for each in sentences if re.search(rf"(?<![\w.])-\d[\d.]*{NARROW}", each)]
 
 
+def test_no_apostrophe_is_printed_as_a_prime(sentences):
+    assert not [each for each in sentences if re.search(r"\d's\b", each)]
+
+
 def test_a_span_has_two_ends(sentences):
     spans = re.compile(r"(?<![\d.])([\d.]+(?:\u202f\S+?)?) to \1(?![\d.×])")
     assert not [each for each in sentences if spans.search(each)]
