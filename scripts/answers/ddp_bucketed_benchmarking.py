@@ -80,7 +80,7 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
         ),
         more=facts.say(
             "Steps with {sizes:listing} MB take {steps:listing} ms.",
-            "Expected was an intermediate size in all settings." if holds[0] and not all(holds) else "",
+            "An intermediate size was expected in all settings." if holds[0] and not all(holds) else "",
         ),
         evidence="ddp_bucket_sizes" if any(sizes["exposed"].notna().any() for sizes in swept) else (),
         reason=facts.say(

@@ -36,7 +36,7 @@ def time(table: DataFrame, rows: DataFrame) -> Answer:
         ],
         reason=[
             "{difference}",
-            "Hidden communication is not free: next to it the same compute takes {stretch:times} as long, likely "
+            "Hidden communication is not free: the step's compute takes {stretch:times} as long as without it, likely "
             "because NCCL's kernels occupy SMs (@sec-beyond_nccl).",
         ],
         stretch=own["stretch"] if own["stretch"] > SLOWER else None,

@@ -37,7 +37,7 @@ def share(table: DataFrame, rows: DataFrame) -> Answer:
     return Answer(
         asked="Step time and share",
         verdict=facts.say(
-            "Communication takes {naive[exposed]:ms} of a naive step's {naive[median]:ms}, "
+            "Communication costs {naive[exposed]:ms} of a naive step's {naive[median]:ms}, "
             "{naive[exposed] / naive[median]:percent} ({naive[cell]})."
         )
         or facts.say(
@@ -55,7 +55,7 @@ def share(table: DataFrame, rows: DataFrame) -> Answer:
             "In other settings exposed communication is {others:listing} of the step.",
             "The wrapper all-reduces {naive[messages]:whole} gradients one by one, {naive[communicated]:size} "
             "together.",
-            "That idle time is {microseconds / naive[messages]:µs} per call"
+            "The additional idle time is {microseconds / naive[messages]:µs} per call"
             + (", likely because the replayed graph runs them strictly one after the other." if replayed else "."),
         ),
     )
