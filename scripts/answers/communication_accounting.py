@@ -135,7 +135,7 @@ def batch() -> Answer:
     facts = Facts(each=math.ceil(least), all=overall(least), each_in_turn=math.ceil(in_turn), in_turn=overall(in_turn))
     return Answer(
         "(c) Compute-bound",
-        facts.say("From $alpha \\/ (Y M_X)$, {each} tokens per device, {all} in total."),
+        facts.say("From {each} tokens per device on, $alpha \\/ (Y M_X)$ rounded up: {all} in total."),
         facts.say("If the two collectives take turns: {each_in_turn} and {in_turn}."),
         evidence=closed_forms(head, body, "The smallest compute-bound batch in tokens, under several interpretations."),
     )

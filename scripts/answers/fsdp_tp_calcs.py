@@ -26,8 +26,8 @@ the example."""
 
 answers = limits(
     "With overlap, the limits multiply: $N <= (1 + a)(1 + c)$, {at_once} devices in the example.",
-    "FLOPs are $6 B D F\\/N$, seconds of communication $max {{6 D F (X-1), 4 B D (Y-1)}}\\/(N W)$. With a shared "
-    "link, it is {in_turn} ($X={x:sig}$, $Y={y:sig}$).",
+    "FLOPs are $6 B D F\\/N$, seconds of communication $max {{6 D F (X-1), 4 B D (Y-1)}}\\/(N W)$. Without "
+    "overlap, the limit is {in_turn} ($X={x:sig}$, $Y={y:sig}$).",
     closed_forms(
         ["strategy", "pass", "N × FLOPs per device", "N × bytes sent per device", "most devices", "example"],
         [
