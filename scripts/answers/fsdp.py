@@ -128,7 +128,7 @@ def whole(table: DataFrame, rows: DataFrame) -> Answer:
         missing="Peak memory is counted on GPUs only.",
         verdict=facts.say("FSDP takes {own[memory]:gib} per rank, data parallelism {other[memory]:gib} ({own[cell]})."),
         more=facts.say(
-            "Its step is "
+            "FSDP's step is "
             + tell(gain.faster, less, more, "on par with")
             + " data parallelism's: {own[median]:ms}, not "
             "{other[median]:ms}."
@@ -157,7 +157,6 @@ def largest(table: DataFrame, rows: DataFrame) -> Answer:
     facts = Facts(
         own=own,
         setting=own["cell"].removeprefix(f"{own['label']}, "),
-        lost=first(select(table, size=own["size"], metric="step", wrapper=BASELINE, status="skipped")),
         state=STATES * whole_weights(own) / GIB,
         device=own["gpu_memory"] / GIB if own["gpu_memory"] else None,
     )
@@ -168,5 +167,4 @@ def largest(table: DataFrame, rows: DataFrame) -> Answer:
             "({setting})."
         ),
         more=facts.say("Its weights, gradients and moments take {state:GiB}, and one GPU has {device:GiB}." + only),
-        reason=facts.say("Without sharding, even without communication, {lost[message]}."),
     )

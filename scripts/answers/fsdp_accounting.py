@@ -10,7 +10,7 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.limits import AHEAD
-from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, say, tell
+from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, say, tell
 from scripts.rendering.grid import Columns
 from scripts.views.closed_forms import contender_step
 from scripts.views.comparison import OWN, cells_of, contenders, device_bound, device_bound_if_any, fastest, first_cell
@@ -104,13 +104,14 @@ def in_time(table: DataFrame, rows: DataFrame) -> Answer:
     late = blocks[blocks["late"] > 0]
     first = set(late.index) <= set(range(1 + AHEAD))
     others = [say("{row[late]:ms} of {row[forward_length]:ms} ({row[cell]})", row=row) for row in every[1:]]
-    facts = Facts(own=own, late=count(len(late), "unit"), blocks=len(blocks) or None)
+    facts = Facts(own=own, late=len(late), blocks=len(blocks) or None)
     return Answer(
         asked="(b) In time",
         missing=not_profiled(table, rows),
         verdict=facts.say(
             tell(first, "Yes, except at the start:" if len(late) else "Yes:", "No:")
-            + " {late} of {blocks} get weights late, {own[late]:ms} of a forward pass of {own[forward_length]:ms}."
+            + " {late} of {blocks} units wait for weights, {own[late]:ms} of a forward pass of "
+            "{own[forward_length]:ms}."
         ),
         more=facts.say(
             "Measured with _{own[title]}_, {own[cell]}.",

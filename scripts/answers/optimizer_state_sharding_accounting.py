@@ -14,6 +14,7 @@ from scripts.rendering.grid import NONE, Columns, grid
 from scripts.rendering.markup import Table, Typst
 from scripts.views.communication import BACKENDS
 from scripts.views.comparison import (
+    ADD_UP,
     FOREIGN,
     PHASES,
     backend_of,
@@ -156,7 +157,7 @@ def time_answer(table: DataFrame, rows: DataFrame, unsharded: DataFrame) -> Answ
             share=gain.share,
         ),
         more=facts.say(
-            "Over symmetric memory it takes {peers[median]:ms}"
+            "Over symmetric memory the step takes {peers[median]:ms}"
             + tell(
                 over_peers.faster,
                 ", less than unsharded over {backend}.",
@@ -170,7 +171,7 @@ def time_answer(table: DataFrame, rows: DataFrame, unsharded: DataFrame) -> Answ
             legend={
                 "timed separately / ms": "Phases: medians; the optimizer's includes sending parameters",
                 "sync.": "PyTorch's synchronization is part of its backward pass",
-                NONE: f"{NONE}: no phase of its own, or phases that do not add up to the step",
+                NONE: f"{NONE}: no phase of its own, or a sum of phases more than {100 * ADD_UP:.0f} % from the step",
                 **STARS,
             },
         ),
@@ -207,7 +208,9 @@ def zero_answer() -> Answer:
     )
     return Answer(
         asked="(c) Against ZeRO stage 1",
-        verdict=facts.say("Sharded state takes the memory of ZeRO stage 1, but {sent / zero:times} its communication."),
+        verdict=facts.say(
+            "The sharded optimizer takes the memory of ZeRO stage 1, but {sent / zero:times} its communication."
+        ),
         more=facts.say(
             "By closed form each of {ranks} ranks holds {state:GiB} of training state and sends {sent:GB} per step, "
             "not {zero:GB} ({size} in fp32)."
