@@ -163,13 +163,14 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
 
 
 def steady_state(best: Series | None) -> dict[str, Any]:
-    """The power of a step in W, if it was timed in steady state, like its energy, and its first steps, if they differ;
-    of an older row, which has only the first steps, their number (`cool`).
+    """The power of a step in W, if it was timed in steady state, like its energy, and its first steps, if they are
+    shorter; of an older row, which has only the first steps, their number (`cool`).
     """
     if best is None or not measured(best["first_steps"]):
         return {"watts": None, "first": None, "cool": None if best is None else best["n"]}
-    first, step = milliseconds(best["first_steps"]), milliseconds(best["step"])
-    return {"watts": 1e3 * best["energy"] / best["step"], "first": first if first != step else None, "cool": None}
+    first = milliseconds(best["first_steps"])
+    faster = best["first_steps"] < best["step"] and first != milliseconds(best["step"])
+    return {"watts": 1e3 * best["energy"] / best["step"], "first": first if faster else None, "cool": None}
 
 
 def floor_of(table: DataFrame, row: Series | None) -> Series | None:
@@ -181,11 +182,12 @@ def floor_of(table: DataFrame, row: Series | None) -> Series | None:
 
 def sizes(rungs: DataFrame, found: list[DataFrame]) -> Answer:
     """The fastest step of each cell, and the sum of its parts alone."""
-    best = DataFrame([fastest(ladder) for ladder in ladders(rungs)], columns=rungs.columns)
+    cells = list(ladders(rungs))
+    best = DataFrame(map(fastest, cells), columns=rungs.columns)
     best = best.assign(millijoules=1e3 * best["joules"])
     spans = {name: least_and_most(best[name].astype(float)) for name in ("over", "utilization")}
     facts = Facts(**spans, cells=count(len(best), "cell"), wall=(best["step"] / best["device_busy"]).max())
-    single = len(best) == 1
+    single, alone = len(best) == 1, sum(len(ladder) == 1 for ladder in cells)
     return Answer(
         asked="Against its parts" if single else "All sizes",
         verdict=facts.say("The fastest step takes {over:span times} the time of its parts alone.")
@@ -193,9 +195,10 @@ def sizes(rungs: DataFrame, found: list[DataFrame]) -> Answer:
         else facts.say("At its fastest, training reaches {utilization:span percent} of the bf16 peak ({cells})."),
         evidence=Captioned(
             grid(best, SIZES, text_columns=3),
-            ("The fastest measured rung" if single else "The fastest measured rung of each model and batch")
-            + ", and the sum of what the parts of a bf16 step take alone, with 20th and 80th percentiles. MFU: share "
-            "of the bf16 peak; mJ per token by the driver's counter"
+            "The rung with the shortest median step"
+            + (f" of each model and batch ({alone} have only one rung)" if not single else "")
+            + ", and the sum of what the parts of a bf16 step take alone, with 20th and 80th percentiles (the parts', "
+            "summed). MFU: share of the bf16 peak; mJ per token by the driver's counter"
             + ("." if best["first_steps"].notna().any() else ", in a longer run, whose steps may be slower."),
         ),
         reason=facts.say(
@@ -283,17 +286,21 @@ def advice(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer
     )
     return Answer(
         asked="What to do first",
+        missing=f"Not decided: no rung is known to save {100 * WORTH:.0f} % of the fastest step.",
         verdict=facts.say("For {size}, start with {must:listing}: without them it does not fit.")
         or facts.say("For {size}, start with {order:listing}.", order=italic([row["title"] for row in order[:2]])),
         more=facts.say(
             "They save {saved:listing}.",
-            "Then add what saves at least {worth:percent} of a step: {order:listing}.",
+            "Then add what saves at least {worth:percent} of the fastest step: {order:listing}.",
             order=[say("_{row[title]}_ ({row[gain]:ms})", row=row) for row in order[start:]],
         ),
         reason=facts.say(
-            "Compiled blocks save {instead:ms} over eager ones." if "fused" in {row["rung"] for row in order} else "",
+            "The saving of _fused passes and loss_ is over eager blocks; over these, compiled ones save {instead:ms}."
+            if "fused" in {row["rung"] for row in order}
+            else "",
             NOTHING if ladder is None else instead_of_the_compiler(ladder),
             "Removing a single rung from the full ladder of {size} costs {left:listing}.",
+            "Without fused passes, blocks are compiled." if RUNGS["fused"].title in left else "",
             "So {together:listing} saves as much only together with the rungs after it.",
             left=[say("{cost:ms} (_{title}_)", title=title, cost=cost) for title, cost in left.items()],
             together=italic([title for title, cost in left.items() if cost > least and title not in known]),
@@ -345,8 +352,8 @@ def learning(table: DataFrame) -> Answer:
         verdict=facts.say(
             tell(
                 alike,
-                "All {rungs} exact rungs after fp32 learn like it, within the spread of its seeds.",
-                "Not all of {rungs} exact rungs after fp32 end within the spread of its seeds.",
+                "All {rungs} rungs after fp32 learn like it, within the spread of its seeds.",
+                "Not all of {rungs} rungs after fp32 end within the spread of its seeds.",
             )
         ),
         more=facts.say(
@@ -357,9 +364,9 @@ def learning(table: DataFrame) -> Answer:
             ),
         ),
         reason=facts.say(
-            "A small model learns a Markov chain; the spread is {scatter} standard deviations over {exact[n]:whole} "
-            "seeds in fp32.",
-            "The first step's gradients differ from fp32’s by {errors:span percent}.",
+            "A small model learns a Markov chain, in fp32 with {exact[n]:whole} seeds: ± is one standard deviation, "
+            "the spread {scatter} of them.",
+            "The first step's gradients differ from fp32's by {errors:span percent}.",
             "FP8 ends at {loss} nat, and its first gradients differ by {fp8[error]:percent}.",
             fp8=fp8,
             loss="" if fp8 is None else f"{fp8['loss']:.3f}",

@@ -110,8 +110,8 @@ def measured(tables: Tables, parts: DataFrame) -> Answer:
         ),
         reason=say(
             "Each GPU has a sequence and all bf16 weights; fp32 masters and moments are sharded. Blocks run fused "
-            "passes and our attention, and weights are updated under the backward pass; nothing is compiled or in a "
-            "CUDA graph."
+            "passes and our attention, and weights are updated under the backward pass, without torch.compile and "
+            "without a CUDA graph."
             if first.name == "step"
             else "",
             utilization(first, gpu),
@@ -138,7 +138,7 @@ def utilization(part: Series, gpu: str) -> Typst:
     once, every = (leaderboard.rank_flops(*cell, blocks) / peak.bf16 / part["step"] for blocks in (0, round(again)))
     return say(
         "{who} reaches {once:percent} of its bf16 peak, or {every:percent} if recomputation counts ({again} of "
-        "{layers} blocks, without attention).",
+        "{layers} blocks, without attention and the last matmul).",
         who="Each GPU" if part.name == "step" else "The GPU",
         once=once,
         every=every,
