@@ -2,7 +2,6 @@
 
 import functools
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from inspect import getdoc, getmodule, signature
@@ -13,7 +12,7 @@ from pandas import DataFrame, Series
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.rows import parameters
-from scripts.rendering.markup import NOT_MEASURED, fixed_point
+from scripts.rendering.answer import plural
 from scripts.views.cells import in_words
 from scripts.views.data import select
 
@@ -31,11 +30,6 @@ def between_cells(tolerance: float) -> float:
     explained.
     """
     return (1 + tolerance) * (1 + HONEST) / (1 - HONEST) - 1
-
-
-def told(value: float | None, decimals: int = 0) -> str:
-    """A number in a message, or a note that there is none."""
-    return fixed_point(value, decimals, missing=NOT_MEASURED)
 
 
 def name_row(experiment: str, row: Series) -> str:
@@ -68,6 +62,14 @@ class Case(NamedTuple):
 Cases = Iterator[Case]
 
 
+class Number(int):
+    """A number of cases, formatted with a noun: "{n:cell}" is "1 cell" or "3 cells"."""
+
+    def __format__(self, noun: str) -> str:
+        """The number, and its noun if one is given."""
+        return f"{int(self)} {plural(self, noun)}" if noun else f"{int(self)}"
+
+
 @dataclass(frozen=True)
 class Check:
     """The outcome of one self-check."""
@@ -84,7 +86,7 @@ def check(summary: str, otherwise: str | None = None) -> Callable[[Callable[P, C
     """Turn a generator of cases into a check. It fails if a case fails, and does not apply if there is no case.
 
     The first paragraph of its docstring is the sentence that must hold. Constants of its module are inserted into both;
-    the summary also gets the number of cases `n`, and the `least`, the `most` and the `total` of their figures.
+    the summary also gets the number of cases, `{n:cell}`, and the `least`, the `most` and the `total` of their figures.
 
     Args:
         summary: the detail of a check that has passed.
@@ -119,9 +121,7 @@ def conclude(
     known = [case.figure for case in cases if case.figure is not None and not math.isnan(case.figure)]
     extremes = {"least": min(known, default=0.0), "most": max(known, default=0.0), "total": sum(known)}
     detail = summary if cases or otherwise is None else otherwise
-    detail = detail.format_map({**constants, "n": len(cases), **extremes})
-    if len(cases) == 1:
-        detail = re.sub(r"^1 (\w+)s\b", r"1 \1", detail)
+    detail = detail.format_map({**constants, "n": Number(len(cases)), **extremes})
     return Check(sentence, "passed" if cases else "not applicable", detail)
 
 

@@ -24,7 +24,7 @@ def name_contender(row: Series) -> str:
     return f"{row['contender']}, {row['cell']}"
 
 
-@check("{n} units", ON_GPUS)
+@check("{n:unit}", ON_GPUS)
 def weights_arrive_before_they_are_used(fsdp: DataFrame, rows: DataFrame) -> Cases:
     """No unit's computation begins before its weights arrive.
 

@@ -35,7 +35,7 @@ def name(row: Series) -> str:
     return name_row(KernelProfile.name, row)
 
 
-@check("{n} stages, or within {STAGE_SLACK_MS:g} ms; largest difference {most:.1%}", "idle time exists on GPUs only")
+@check("{n:stage}, or within {STAGE_SLACK_MS:g} ms; largest difference {most:.1%}", "idle time exists on GPUs only")
 def stages_add_up(kernel_profile: DataFrame) -> Cases:
     """A stage's kernels and idle time agree with its CUDA events within {STAGE_TOLERANCE:.0%}, or
     {HOST_TOLERANCE:.0%} if host-bound.
@@ -50,7 +50,7 @@ def stages_add_up(kernel_profile: DataFrame) -> Cases:
         yield Case(name(row), error > tolerance, detail, error)
 
 
-@check("{n} cells", NO_KERNEL)
+@check("{n:cell}", NO_KERNEL)
 def products_are_counted(kernel_profile: DataFrame) -> Cases:
     """Eager forward passes launch one kernel per matmul of the model: layers × 9 + 1.
 
@@ -64,7 +64,7 @@ def products_are_counted(kernel_profile: DataFrame) -> Cases:
         yield Case(name(row), row["calls"] != expected, f"{row['calls']:g} kernels, {expected} matmuls")
 
 
-@check("{n} kernels", NO_KERNEL)
+@check("{n:kernel}", NO_KERNEL)
 def categories_are_those_of_the_names(kernel_profile: DataFrame) -> Cases:
     """Every kernel whose name states its category has that category.
 

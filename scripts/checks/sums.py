@@ -11,7 +11,8 @@ from cs336_systems.experiments.metrics import Metric, metrics_of, wholes
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.measurement import parse_samples
 from cs336_systems.record.rows import parameters
-from scripts.checks import TOLERANCE, Case, Cases, check, name_row, told
+from scripts.checks import TOLERANCE, Case, Cases, check, name_row
+from scripts.rendering.markup import NOT_MEASURED, fixed_point
 from scripts.views.cells import in_words
 from scripts.views.completeness import CONTENDER
 from scripts.views.data import measured_gpu, select
@@ -32,7 +33,7 @@ def bounds(part: Metric, on_gpu: bool) -> tuple[float, float]:
     return 1 - max(between, ROUNDING), 1 + max(between, ROUNDING)
 
 
-@check("{n} sums")
+@check("{n:sum}")
 def parts_add_up(tables: Mapping[str, DataFrame]) -> Cases:
     """A quantity with parts, such as a step, its device time or the memory at its peak, is their sum.
 
@@ -50,11 +51,12 @@ def parts_add_up(tables: Mapping[str, DataFrame]) -> Cases:
                 cells = cells.dropna()
             for _, row in cells.reset_index().iterrows():
                 wrong = not least * row["whole"] <= row["parts"] <= most * row["whole"]
-                detail = f"{whole} {told(row['whole'], 3)} {kind.metrics[whole]}, parts {told(row['parts'], 3)}"
+                of_whole, of_parts = (fixed_point(row[name], 3, missing=NOT_MEASURED) for name in ("whole", "parts"))
+                detail = f"{whole} {of_whole} {kind.metrics[whole]}, parts {of_parts}"
                 yield Case(name_row(name, row), wrong, detail)
 
 
-@check("{n} cells, up to rounding")
+@check("{n:cell}, up to rounding")
 def each_step_is_the_sum_of_its_phases(tables: Mapping[str, DataFrame]) -> Cases:
     """Each sample of a step is the sum of its phases' samples.
 
@@ -74,7 +76,7 @@ def each_step_is_the_sum_of_its_phases(tables: Mapping[str, DataFrame]) -> Cases
                 yield Case(in_words(kind, cell), bool((apart > SAMPLE_ROUNDING * step).any()), detail)
 
 
-@check("{n} numbers")
+@check("{n:number}")
 def counts_are_whole(tables: Mapping[str, DataFrame]) -> Cases:
     """Memory is a whole number of bytes, and every count is a whole number."""
     for name, table in tables.items():

@@ -103,9 +103,14 @@ def tell(holds: bool | None, if_so: str, if_not: str, untold: str = NOTHING) -> 
     return untold if holds is None else if_so if holds else if_not
 
 
+def plural(number: int, noun: str) -> str:
+    """The noun for a number: "cell" for 1, otherwise "cells"."""
+    return noun if number == 1 else f"{noun}s"
+
+
 def count(number: int, noun: str) -> Typst:
     """A number and its noun, as in "1 cell" and "3 cells"."""
-    return Typst(f"{finalize(number)} {escape(noun if number == 1 else f'{noun}s')}")
+    return Typst(f"{finalize(number)} {escape(plural(number, noun))}")
 
 
 def median_of(number: int, noun: str) -> Typst:
