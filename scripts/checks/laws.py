@@ -29,7 +29,7 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.experiments.training_ladder import FIRST, FP8, TOP
 from cs336_systems.measure import memory_timeline as of
 from cs336_systems.measure.gpus import Gpu, gpu_of
-from cs336_systems.record.measurement import POWER, SM_CLOCK, WALL, parse_samples
+from cs336_systems.record.measurement import POWER, SM_CLOCK, WALL
 from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import parse_size
 from scripts.checks import TOLERANCE, Check
@@ -38,7 +38,7 @@ from scripts.views.accumulated import accumulated
 from scripts.views.attention_calls import OURS, PASSES
 from scripts.views.closed_forms import block_of, flops_of, held_by_training, model_of, saved_by, step_of
 from scripts.views.comparison import KINDS
-from scripts.views.data import PHASES, select
+from scripts.views.data import PHASES, samples, select
 from scripts.views.fsdp import SHARDED, sharded, whole_weights
 from scripts.views.kernels import kernels
 from scripts.views.optimizer_sharding import predicted
@@ -75,11 +75,6 @@ WHOLES = {
     "stage_busy": "stage",
 }
 """The host's time, or the time between events without the profiler, by metric of device time."""
-
-
-def samples(row: Series) -> list[float]:
-    """The samples of a row."""
-    return parse_samples(row["samples"]) or [float(row["mean"])]
 
 
 def total(row: Series) -> float:

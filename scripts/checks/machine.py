@@ -9,10 +9,11 @@ from pandas import DataFrame
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.gpus import gpu_of
-from cs336_systems.record.measurement import SM_CLOCK, parse_samples
+from cs336_systems.record.measurement import SM_CLOCK
 from cs336_systems.record.rows import Provenance, parameters
 from scripts.checks import Case, Cases, check, name_row, rows_of
 from scripts.views.attention_calls import kind_of_call
+from scripts.views.data import samples
 from scripts.views.units import GB, GIB
 
 ONE_EACH = (
@@ -110,8 +111,8 @@ def card_has_its_memory(tables: Mapping[str, DataFrame]) -> Cases:
 @check("{n:cell}", "a GPU's clock is sampled where its driver reports it")
 def clocks_are_clocks(tables: Mapping[str, DataFrame]) -> Cases:
     """A GPU's clock is a whole number of MHz that other cells also reach."""
-    clocks = [(cell, parse_samples(row["samples"]) or [row["mean"]]) for cell, row in rows_of(tables, metric=SM_CLOCK)]
-    second = min(heapq.nlargest(2, (max(samples) for _, samples in clocks)), default=0.0)
-    for cell, samples in clocks:
-        wrong = any(sample % 1 for sample in samples) or max(samples) > (1 + ABOVE_OTHERS) * second
-        yield Case(cell, wrong, f"{max(samples):g} MHz, the second highest of all cells {second:g} MHz")
+    clocks = [(cell, samples(row)) for cell, row in rows_of(tables, metric=SM_CLOCK)]
+    second = min(heapq.nlargest(2, (max(sampled) for _, sampled in clocks)), default=0.0)
+    for cell, sampled in clocks:
+        wrong = any(sample % 1 for sample in sampled) or max(sampled) > (1 + ABOVE_OTHERS) * second
+        yield Case(cell, wrong, f"{max(sampled):g} MHz, the second highest of all cells {second:g} MHz")

@@ -7,10 +7,9 @@ from numpy.typing import NDArray
 from pandas import DataFrame
 
 from cs336_systems.accounting.units import MIB
-from cs336_systems.record.measurement import parse_samples
 from scripts.rendering.style import NotDrawn, legend, looks, subplots
-from scripts.views.data import select
-from scripts.views.memory import FOLLOWED, HATCHES, compared_context, peak_gib, profiled, shown_category
+from scripts.views.data import largest_model, samples, select
+from scripts.views.memory import FOLLOWED, HATCHES, compared_context, peak_gib, shown_category
 from scripts.views.units import GIB
 
 Levels = NDArray[numpy.float64]
@@ -25,7 +24,7 @@ NARROW = 0.2
 
 def draw(table: DataFrame) -> Figure:
     """Stacked areas over the allocations and frees in their order; stages are separated, the peak is marked."""
-    rows = select(profiled(table), attention="plain")
+    rows = select(largest_model(table), attention="plain")
     context = compared_context(rows)
     if context is None:
         raise NotDrawn("no memory was recorded on this machine")
@@ -80,6 +79,5 @@ def stage_levels(rows: DataFrame, shown: list[str]) -> Levels:
     """A stage's kept points, GiB, [category, point]; a stage of one point gets a second one like it."""
     levels = numpy.zeros((len(shown), max([2, *rows["n"]])))
     for _, row in rows.iterrows():
-        samples = parse_samples(row["samples"]) if row["samples"] else [row["mean"]]
-        levels[shown.index(shown_category(row["category"]))] += numpy.array(samples) * MIB / GIB
+        levels[shown.index(shown_category(row["category"]))] += numpy.array(samples(row)) * MIB / GIB
     return levels

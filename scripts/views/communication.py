@@ -9,7 +9,7 @@ from pandas import DataFrame
 from cs336_systems.experiments.all_reduce import AllReduce
 from cs336_systems.record.rows import parameters
 from scripts.views.cells import wide
-from scripts.views.data import select
+from scripts.views.data import in_order, select
 
 MB = 1e6
 BACKENDS = {"nccl": "NCCL", "gloo": "Gloo"}
@@ -71,8 +71,7 @@ def all_reduce_table(table: DataFrame) -> DataFrame:
     """
     cells = wide(table, parameters(AllReduce), ["bus_bandwidth"], "time", STATISTICS).reset_index()
     cells["size"] = MB * cells["megabytes"]
-    order = cells.assign(backend=cells["backend"].map(list(BACKENDS).index))
-    return cells.loc[order.sort_values(["backend", "processes", "megabytes"]).index]
+    return in_order(cells, ["backend", "processes", "megabytes"], backend=list(BACKENDS))
 
 
 def lines(cells: DataFrame) -> dict[tuple[str, int], Line]:

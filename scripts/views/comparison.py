@@ -3,10 +3,10 @@
 A contender whose name the experiment does not list is a user's own: it is in every table, figure and verdict.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import pandas
 from numpy import median, nan
 from pandas import DataFrame, Series
 
@@ -14,13 +14,12 @@ from cs336_systems.compare.speed import host_bound
 from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
-from cs336_systems.record.measurement import parse_samples
 from cs336_systems.record.rows import parameters
 from scripts.rendering.answer import say
 from scripts.rendering.markup import Typst
 from scripts.views.cells import wide
 from scripts.views.communication import STATISTICS, WIDE_SPREAD
-from scripts.views.data import PRECISIONS, one, select, size_order
+from scripts.views.data import PRECISIONS, in_order, largest_model, one, samples, select
 from scripts.views.verdicts import Speed, against, samples_by_round
 
 Kind = type[DataParallelTraining | OptimizerSharding | FullyShardedTraining]
@@ -87,9 +86,8 @@ def compared(kind: Kind, table: DataFrame) -> DataFrame:
     """
     table = table.rename(columns={"wrapper": "contender"})
     table = table.assign(**{name: "" for name in ("bucket_mb", "moment") if name not in table})
-    if len(table) and kind is not FullyShardedTraining:
-        table = select(table, size=size_order(table)[-1])
-        table = select(table, context=table["context"].max())
+    if kind is not FullyShardedTraining:
+        table = largest_model(table, "context")
     cell = [name for name in CELL if name in table]
     keys = [*cell, "implementation"]
     times = table.groupby(keys)["contender"].nunique().reset_index()
@@ -99,22 +97,15 @@ def compared(kind: Kind, table: DataFrame) -> DataFrame:
 
 def described(kind: Kind, rows: DataFrame) -> DataFrame:
     """Rows of contenders in the order of tables, with `title`, `family` and `cell` in words."""
-    declared = {each.name: each for each in kind.contenders}
-    names = [*declared, *(name for name in dict.fromkeys(rows["contender"]) if name not in declared)]
     families = {each.name: FOREIGN if each.foreign else OURS for each in kind.contenders}
     rows = rows.assign(
         title=[title(kind, row) for _, row in rows.iterrows()],
         family=[families.get(name, OWN) for name in rows["contender"]],
         cell=[cell_name(kind, row) for _, row in rows.iterrows()],
     )
-    order = rows.assign(
-        contender=rows["contender"].map(names.index),
-        precision=rows["precision"].map(PRECISIONS.index),
-        size=rows["size"].map(size_order(rows).index),
-        bucket_mb=pandas.to_numeric(rows["bucket_mb"]),
-    )
-    by = [*(name for name in CELL if name in rows), "contender", "bucket_mb"]
-    return rows.loc[order.sort_values(by, kind="stable").index]
+    sizes = sorted(rows["bucket_mb"].unique(), key=lambda size: float(size or math.inf))
+    names = [*dict.fromkeys([*families, *rows["contender"]])]
+    return in_order(rows, [*CELL, "contender", "bucket_mb"], contender=names, bucket_mb=sizes)
 
 
 def title(kind: Kind, row: Series) -> str:
@@ -291,7 +282,7 @@ def series(kind: Kind, table: DataFrame, row: Series, metric: str, of: str = "")
     details = {"wrapper": row["contender"], "contender": row["contender"], "bucket_mb": row["bucket_mb"], "kind": of}
     wanted = {name: row[name] for name in parameters(kind)} | {name: details.get(name, "") for name in kind.details}
     row_of_metric = one(table, metric=metric, status="ok", **wanted)
-    return [] if row_of_metric is None else parse_samples(row_of_metric["samples"]) or [float(row_of_metric["mean"])]
+    return [] if row_of_metric is None else samples(row_of_metric)
 
 
 def timeline(kind: Kind, table: DataFrame, row: Series) -> dict[str, list[float]]:

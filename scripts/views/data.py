@@ -1,17 +1,16 @@
 """Measured tables as pandas data frames, and the selections that figures and answers share."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy
-import pandas
 from numpy.typing import NDArray
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.record.measurement import WHOLE_CELL
+from cs336_systems.record.measurement import WHOLE_CELL, parse_samples
 from cs336_systems.record.rows import read_jobs, read_table, row_model
 from cs336_systems.record.validation import Row
 from cs336_systems.sizes import SIZES, parse_size, size_name
@@ -79,7 +78,7 @@ def select(table: DataFrame, **wanted: Any) -> DataFrame:
     return table.iloc[_positions(table, wanted)]
 
 
-def one(table: DataFrame, **wanted: Any) -> pandas.Series | None:
+def one(table: DataFrame, **wanted: Any) -> Series | None:
     """The one row that the selection leaves, or None.
 
     Raises:
@@ -113,12 +112,17 @@ def _positions(table: DataFrame, wanted: Mapping[str, Any]) -> NDArray[numpy.int
     return positions
 
 
-def first(rows: DataFrame) -> pandas.Series | None:
+def samples(row: Series) -> list[float]:
+    """The samples of a row; its mean if it has only one."""
+    return parse_samples(row["samples"]) or [float(row["mean"])]
+
+
+def first(rows: DataFrame) -> Series | None:
     """The first row, if there is one."""
     return rows.iloc[0] if len(rows) else None
 
 
-def last(rows: DataFrame) -> pandas.Series | None:
+def last(rows: DataFrame) -> Series | None:
     """The last row, if there is one."""
     return rows.iloc[-1] if len(rows) else None
 
@@ -156,23 +160,38 @@ def size_order(table: DataFrame) -> list[str]:
     return sorted(table["size"].unique(), key=key)
 
 
+def in_order(rows: DataFrame, by: Sequence[str], **orders: Sequence[str]) -> DataFrame:
+    """The rows sorted by the existing ones of some columns: sizes small to large, fp32 first, others as `orders` lists
+    their values, or by value.
+    """
+    columns = [name for name in by if name in rows]
+    known = {"precision": PRECISIONS, **({"size": size_order(rows)} if "size" in columns else {}), **orders}
+
+    def key(column: Series) -> Series:
+        return column.map(list(known[str(column.name)]).index) if column.name in known else column
+
+    return rows.sort_values(columns, key=key, kind="stable")
+
+
 def small_to_large(rows: DataFrame) -> DataFrame:
     """The rows by size, by context where they have one, and with fp32 before bf16."""
-    order, keys = size_order(rows), [name for name in ("size", "context", "precision") if name in rows]
-    return rows.sort_values(
-        keys,
-        ascending=[name != "precision" for name in keys],
-        key=lambda column: column.map(order.index) if column.name == "size" else column,
-    )
+    return in_order(rows, ["size", "context", "precision"])
+
+
+def largest_model(table: DataFrame, *columns: str) -> DataFrame:
+    """The rows of the largest size, and then of the largest value of each of some columns."""
+    if not len(table):
+        return table
+    table = select(table, size=size_order(table)[-1])
+    for column in columns:
+        table = select(table, **{column: table[column].max()})
+    return table
 
 
 def one_model(table: DataFrame) -> DataFrame:
     """The rows of the largest model at its longest context, in the precision that most of them have."""
-    if not len(table):
-        return table
-    table = select(table, size=size_order(table)[-1])
-    table = select(table, context=table["context"].max())
-    return select(table, precision=table["precision"].mode().iloc[0])
+    table = largest_model(table, "context")
+    return select(table, precision=table["precision"].mode().iloc[0]) if len(table) else table
 
 
 def reference_context(table: DataFrame) -> int | None:

@@ -3,7 +3,7 @@
 from pandas import DataFrame
 
 from cs336_systems.measure import memory_timeline as of
-from scripts.views.data import MODES, PRECISIONS, select, size_order, statistic
+from scripts.views.data import MODES, PRECISIONS, select, statistic
 from scripts.views.units import GIB
 
 FOLLOWED = {
@@ -26,12 +26,6 @@ HATCHES = {
 }
 """The categories of the figures, from the bottom up; the small ones are merged."""
 SHOWN = list(HATCHES)
-
-
-def profiled(table: DataFrame) -> DataFrame:
-    """The rows of the largest size."""
-    sizes = size_order(table)
-    return select(table, size=sizes[-1]) if sizes else table
 
 
 def shown_category(category: str) -> str:

@@ -11,7 +11,7 @@ from cs336_systems.record.measurement import parse_samples
 from cs336_systems.record.rows import parameters
 from scripts.views.cells import wide
 from scripts.views.closed_forms import flops_of
-from scripts.views.data import MODES, PHASES, select, size_order
+from scripts.views.data import MODES, PHASES, in_order, select
 
 PASSES = {"forward": PHASES[:1], "forward + backward": PHASES[:2], "training step": PHASES}
 """The first phases of a training step, by their names for readers."""
@@ -35,8 +35,7 @@ def step_table(table: DataFrame) -> DataFrame:
     for title, phases in PASSES.items():
         steps[title] = steps[phases].sum(axis=1, skipna=False)
         steps[f"{title}, busy"] = steps[[f"{phase}_busy" for phase in phases]].sum(axis=1, skipna=False)
-    order = steps.assign(size=steps["size"].map(size_order(steps).index), mode=steps["mode"].map(list(MODES).index))
-    return steps.loc[order.sort_values(["size", "context", "precision", "mode"], kind="stable").index]
+    return in_order(steps, ["size", "context", "precision", "mode"], mode=list(MODES), precision=["bf16", "fp32"])
 
 
 def steady(steps: DataFrame) -> DataFrame:

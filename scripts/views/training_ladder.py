@@ -12,7 +12,7 @@ from scripts.rendering.answer import say
 from scripts.rendering.markup import Typst
 from scripts.views.cells import wide
 from scripts.views.closed_forms import flops_of
-from scripts.views.data import select, size_order
+from scripts.views.data import in_order, largest_model, select, size_order
 from scripts.views.verdicts import against
 
 SHAPE = ["size", "label", "batch_size", "context", "vocab_size"]
@@ -61,8 +61,7 @@ def rung_table(table: DataFrame) -> DataFrame:
     rungs["tokens"] = 1e3 * rungs["batch_size"] * rungs["context"] / rungs["step"]
     rungs["joules"] = rungs["energy"] / (rungs["batch_size"] * rungs["context"])
     rungs["utilization"] = [utilization(row) for _, row in rungs.iterrows()]
-    order = rungs.assign(size=rungs["size"].map(size_order(rungs).index), rung=rungs["rung"].map(list(RUNGS).index))
-    return rungs.loc[order.sort_values([*SHAPE[:1], "context", "batch_size", "rung"], kind="stable").index]
+    return in_order(rungs, ["size", "context", "batch_size", "rung"], rung=list(RUNGS))
 
 
 def utilization(row: Series) -> float | None:
@@ -169,17 +168,13 @@ def wrapped_table(table: DataFrame) -> DataFrame:
     ways["graph"] = [RUNGS[name].graph for name in ways["rung"]]
     ways["title"] = [RUNGS[name].title if RUNGS[name].wrapper else "no communication" for name in ways["rung"]]
     ways["tokens"] = 1e3 * ways["processes"] * ways["batch_size"] * ways["context"] / ways["step"]
-    return ways.sort_values("rung", key=lambda names: names.map(list(RUNGS).index), kind="stable")
+    return in_order(ways, ["rung"], rung=list(RUNGS))
 
 
 def wrapped_cell(table: DataFrame) -> DataFrame:
     """The rows of `wrapped_table` on GPUs for the largest model on the most ranks."""
     rows = wrapped_table(table)
-    rows = rows[rows["gpu"] != ""]
-    if not len(rows):
-        return rows
-    rows = select(rows, size=size_order(rows)[-1])
-    rows = select(rows, processes=rows["processes"].max())
+    rows = largest_model(rows[rows["gpu"] != ""], "processes")
     return rows.merge(rows[SHAPE].head(1), on=SHAPE)
 
 

@@ -32,8 +32,8 @@ from scripts.calibration.rates import facts
 from scripts.checks.elsewhere import both_instruments_agree
 from scripts.views.attention_times import call_table
 from scripts.views.comparison import contenders
-from scripts.views.data import frame, one, one_model, select
-from scripts.views.memory import compared_context, profiled
+from scripts.views.data import frame, largest_model, one, one_model, select
+from scripts.views.memory import compared_context
 from scripts.views.optimizer_sharding import memory, peaks
 from scripts.views.training_ladder import floor_table, rung_table, wrapped_table
 from scripts.views.verdicts import Speed, against
@@ -117,7 +117,7 @@ def test_what_was_timed_under_other_settings_is_not_compared(others):
 
 
 def test_the_compared_context_has_every_kind_of_step():
-    found = select(profiled(recorded()["memory_profile"]), attention="plain")
+    found = select(largest_model(recorded()["memory_profile"]), attention="plain")
     assert compared_context(found) == 512
     lost = (found["context"] == 512) & (found["mode"] == "forward") & (found["precision"] == "fp32")
     found = found[~lost | (found["metric"] == WHOLE_CELL)]

@@ -15,8 +15,8 @@ from scripts.answers.memory_profiling.block import block
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, say, tell
 from scripts.rendering.grid import grid
 from scripts.rendering.markup import fixed_point, with_unit
-from scripts.views.data import PRECISIONS, first, ratio, reason, select, statistic
-from scripts.views.memory import FOLLOWED, compared_context, contexts, parts, peak_gib, profiled
+from scripts.views.data import PRECISIONS, first, largest_model, ratio, reason, select, statistic
+from scripts.views.memory import FOLLOWED, compared_context, contexts, parts, peak_gib
 from scripts.views.units import GIB
 
 TRAINED = {"mode": "train_step", "precision": "fp32"}
@@ -24,7 +24,7 @@ TRAINED = {"mode": "train_step", "precision": "fp32"}
 
 def answers(tables: Tables) -> Found:
     """The section's answers."""
-    table = profiled(tables["memory_profile"])
+    table = largest_model(tables["memory_profile"])
     plain = select(table, attention="plain")
     context = compared_context(plain)
     skipped = next(iter(select(table, metric=WHOLE_CELL, status="skipped")["message"]), "")
