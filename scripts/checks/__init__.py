@@ -46,6 +46,10 @@ def rows_of(tables: Mapping[str, DataFrame], **wanted: Any) -> Iterator[tuple[st
             yield name_row(name, row), row
 
 
+class Unlisted(Exception):
+    """Raised for the data sheet of a GPU that is not listed, or of a CPU: the law does not apply."""
+
+
 class Case(NamedTuple):
     """One of the cases that a check examines."""
 

@@ -1,22 +1,21 @@
 """Self-checks of contenders that train on several ranks: each does what it declares, on all tokens of its batch."""
 
 from collections.abc import Iterator, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.contenders import COPY_SLACK, Bounds, differences, gradients, in_words, total
-from cs336_systems.experiments.contender import Declared
 from cs336_systems.implementations import own_implementations
 from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import size_name
 from scripts.checks import Case, Cases, check
+from scripts.views.cells import cell_of, contender_key, declared
+from scripts.views.communication import MB
 from scripts.views.comparison import KINDS, Kind
 from scripts.views.completeness import contenders_of
 from scripts.views.data import select
 
-MB = 1e6
 DIGITS = 1e-6
 """Relative rounding of bytes that were recorded in another unit."""
 PROFILE = ("compute", "communication", "hidden", "device_busy", "timeline_length")
@@ -30,11 +29,10 @@ ON_GPUS = "no step of several GPUs was profiled"
 class Contender:
     """A contender in a cell, with its rows."""
 
-    def __init__(self, cell: Any, key: str, declared: Declared | None, rows: DataFrame):
-        self.cell = cell
-        self.own = key in [each.name for each in own_implementations(cell)]
-        self.key = key
-        self.declared = declared
+    def __init__(self, kind: Kind, rows: DataFrame):
+        row = rows.iloc[0]
+        self.cell, self.key, self.declared = cell_of(kind, row), contender_key(row), declared(kind, row)
+        self.own = self.key in [each.name for each in own_implementations(self.cell)]
         self.rows = rows
         plain = rows[rows["kind"] == ""]
         self._numbers = dict(zip(plain["metric"], plain["mean"].astype(float), strict=True))
@@ -65,13 +63,10 @@ def measured(tables: Mapping[str, DataFrame]) -> list[Contender]:
 
 def contenders(kind: Kind, table: DataFrame) -> list[Contender]:
     """Every contender that was measured with this project's model."""
-    names = parameters(kind)
     table = select(table, status="ok", model=kind.model)
     table = table.assign(key=contenders_of(table))
-    declared = {each.key: each for each in kind.contenders}
-    groups = table[table["key"] != ""].groupby([*names, "key"], sort=False)
-    cells = ((SimpleNamespace(**dict(zip([*names, "key"], values, strict=True))), rows) for values, rows in groups)
-    return [Contender(cell, cell.key, declared.get(cell.key), rows) for cell, rows in cells]
+    groups = table[table["key"] != ""].groupby([*parameters(kind), "key"], sort=False)
+    return [Contender(kind, rows) for _, rows in groups]
 
 
 @check("{n:contender}", "no contender was measured")
@@ -82,34 +77,34 @@ def all_do_what_they_declare(measured: list[Contender]) -> Cases:
     """
     alone = written_alone(measured)
     for contender in measured:
-        why = list(departures(contender, alone.get(cell_of(contender))))
+        why = list(departures(contender, alone.get(contender.cell)))
         yield Case(contender, bool(why), ", ".join(why))
 
 
-def written_alone(measured: list[Contender]) -> dict[tuple[Any, ...], float]:
+def written_alone(measured: list[Contender]) -> dict[Any, float]:
     """The bytes that a single rank writes in each cell: its baseline's without the declared copies.
 
     The baseline communicates nothing, or else it is the cell's first contender.
     """
-    alone: dict[tuple[Any, ...], float] = {}
-    declared = [(each, each.declared) for each in measured if each.declared]
-    for contender, scheme in sorted(declared, key=lambda pair: bool(pair[1].sends(pair[0].cell))):
+    alone: dict[Any, float] = {}
+    schemes = [(each, each.declared) for each in measured if each.declared]
+    for contender, scheme in sorted(schemes, key=lambda pair: bool(pair[1].sends(pair[0].cell))):
         if (written := contender.one("written")) is not None:
             copied = scheme.copies * gradients(contender.cell)
-            alone.setdefault(cell_of(contender), written - copied)
+            alone.setdefault(contender.cell, written - copied)
     return alone
 
 
 def departures(contender: Contender, alone: float | None) -> Iterator[str]:
     """Differences between a contender and its declaration; `alone`: the bytes that a single rank writes in its cell."""
-    cell, declared = contender.cell, contender.declared
+    cell, scheme = contender.cell, contender.declared
     batch = cell.batch_size * cell.context
     if (tokens := contender.one("tokens")) not in (None, batch):
         yield f"{tokens:.0f} tokens of {batch}"
-    if declared is None:
+    if scheme is None:
         yield from [] if contender.own else ["it has no declaration"]
         return
-    sends = declared.sends(cell)
+    sends = scheme.sends(cell)
     if (collectives := contender.one("collectives")) is not None:
         calls, sizes = contender.by_kind("collectives"), contender.by_kind("collective_bytes")
         each = {tuple(kind.split(" ", 1)): (calls[kind], sizes.get(kind, 0.0)) for kind in calls.index}
@@ -125,8 +120,8 @@ def departures(contender: Contender, alone: float | None) -> Iterator[str]:
     written = contender.one("written")
     if written is not None and alone is not None:
         copies = (written - alone) / gradients(cell)
-        if not -COPY_SLACK <= copies <= declared.copies + COPY_SLACK:
-            yield f"gradients written {copies:.2f} times, and {declared.copies:g} times declared"
+        if not -COPY_SLACK <= copies <= scheme.copies + COPY_SLACK:
+            yield f"gradients written {copies:.2f} times, and {scheme.copies:g} times declared"
 
 
 def within(number: float, bounds: Bounds) -> bool:
@@ -172,8 +167,3 @@ def communicates_as_declared(contender: Contender, communication: float, kinds: 
     sends = contender.declared.sends(contender.cell)
     declared = {what for sent in sends for what in sent.what} & COLLECTIVES if len(kinds) else set()
     return bool(sends) == (communication > 0) and all(kinds.get(what, 0.0) > 0 for what in declared)
-
-
-def cell_of(contender: Contender) -> tuple[Any, ...]:
-    """The values that identify its cell, in any experiment."""
-    return tuple(value for name, value in vars(contender.cell).items() if name != "key")

@@ -5,13 +5,14 @@ tolerance.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pandas import DataFrame, Series
 
 from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.gpus import Gpu, gpu_of
 from cs336_systems.record.rows import parameters
-from scripts.checks import Case, Check, conclude, name_row
+from scripts.checks import Case, Check, Unlisted, conclude, name_row
 from scripts.views.data import measured_gpu, one, select
 
 Expected = float | tuple[float, float] | None
@@ -32,9 +33,21 @@ class Reading:
     """All rows of its cell."""
     tables: Mapping[str, DataFrame]
 
+    @property
+    def kind(self) -> Any:
+        """Its experiment's class."""
+        return EXPERIMENTS[self.experiment]
+
+    @property
+    def sheet(self) -> Gpu:
+        """The data sheet of its GPU; raises Unlisted if there is none."""
+        if (gpu := gpu_of(self.row["gpu"])) is None:
+            raise Unlisted
+        return gpu
+
     def next_to(self, metric: str, **details: object) -> Series | None:
         """The row of another metric in its cell, with the same details except those given."""
-        same = {name: self.row[name] for name in EXPERIMENTS[self.experiment].details}
+        same = {name: self.row[name] for name in self.kind.details}
         return one(self.cell, metric=metric, **same | details)
 
     def of(self, metric: str, column: str = "mean", **details: object) -> float:
@@ -116,7 +129,10 @@ class Law:
 
     def bounds(self, reading: Reading) -> Bounds | None:
         """Compute the bounds of a reading; None where the law does not apply."""
-        expected = self.expected(reading)
+        try:
+            expected = self.expected(reading)
+        except Unlisted:
+            return None
         least, most = expected if isinstance(expected, tuple) else (expected, expected)
         if least is None or most is None or math.isnan(least) or math.isnan(most):
             return None

@@ -3,7 +3,6 @@
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 from numpy import max as max_of
@@ -28,14 +27,14 @@ from cs336_systems.experiments.optimizer_sharding import HELD
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.experiments.training_ladder import FIRST, FP8, TOP
 from cs336_systems.measure import memory_timeline as of
-from cs336_systems.measure.gpus import Gpu, gpu_of
+from cs336_systems.measure.gpus import Gpu
 from cs336_systems.record.measurement import POWER, SM_CLOCK, WALL
-from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import parse_size
 from scripts.checks import TOLERANCE, Check
 from scripts.checks.law import Expected, Law, Reading, Statement
 from scripts.views.accumulated import accumulated
 from scripts.views.attention_calls import OURS, PASSES
+from scripts.views.cells import cell_of, declared
 from scripts.views.closed_forms import block_of, flops_of, held_by_training, model_of, saved_by, step_of
 from scripts.views.comparison import KINDS
 from scripts.views.data import PHASES, samples, select
@@ -168,21 +167,10 @@ def up_to_the_most(it: Reading) -> Expected:
     return most if persists else (0.0, most)
 
 
-def declared(experiment: str, row: Series) -> Declared | None:
-    """The declaration of a row's contender; None for a user's own."""
-    key = " ".join(str(row[name]) for name in ("wrapper", "contender", "bucket_mb") if row.get(name))
-    return next((each for each in KINDS[experiment].contenders if each.key == key), None)
-
-
-def cell_of(it: Reading) -> SimpleNamespace:
-    """The cell of a row."""
-    return SimpleNamespace(**{name: it.row[name] for name in parameters(EXPERIMENTS[it.experiment])})
-
-
-def has_whole_state(experiment: str, row: Series) -> bool:
-    """Whether every rank of a row's contender updates all parameters, on GPUs."""
-    contender = declared(experiment, row)
-    return bool(row["gpu"]) and contender is not None and contender.whole_state
+def with_whole_state(it: Reading, metric: str) -> list[tuple[Series, Declared]]:
+    """The rows of a metric in a cell on GPUs, of contenders whose ranks each update all parameters."""
+    rows = [(row, declared(it.kind, row)) for _, row in select(it.cell, metric=metric).iterrows() if row["gpu"]]
+    return [(row, contender) for row, contender in rows if contender and contender.whole_state]
 
 
 def without_communication(it: Reading) -> Expected:
@@ -194,7 +182,7 @@ def without_communication(it: Reading) -> Expected:
 
 def over_the_link(it: Reading) -> Expected:
     """After the backward pass, at least the time of the fastest all-reduce of as many bytes, ms."""
-    contender, cell = declared(it.experiment, it.row), cell_of(it)
+    contender, cell = declared(it.kind, it.row), cell_of(it.kind, it.row)
     if not it.row["gpu"] or contender is None or not contender.after_backward(cell):
         return None
     rates = select(it.tables["all_reduce"], metric="algorithm_bandwidth", backend="nccl", processes=cell.processes)
@@ -209,9 +197,9 @@ def a_few_roundings(it: Reading) -> Expected:
 
 def bytes_alone(it: Reading) -> Expected:
     """What a part of a step that only moves bytes takes, ms: the norms at a copy's speed, the update at no more."""
-    step, gpu = TOP.setting(it.row), gpu_of(it.row["gpu"])
+    step = TOP.setting(it.row)
     if it.row["work"] == "update":
-        return None if gpu is None else (1e3 * SPLIT_UPDATE_BYTES * step.weights / gpu.bandwidth, math.inf)
+        return 1e3 * SPLIT_UPDATE_BYTES * step.weights / it.sheet.bandwidth, math.inf
     return 1e-6 * all_pass_bytes(step) / it.of("copy_speed", work="")
 
 
@@ -227,7 +215,7 @@ def kept_between_steps(it: Reading) -> Expected:
 
 def usual_update(it: Reading) -> Expected:
     """The median time over the cell's other contenders that update all parameters, ms."""
-    whole = [row for _, row in select(it.cell, metric="optimizer").iterrows() if has_whole_state(it.experiment, row)]
+    whole = [row for row, _ in with_whole_state(it, "optimizer")]
     others = [row["median"] for row in whole if row.name != it.row.name]
     return statistics.median(others) if others and len(others) < len(whole) else None
 
@@ -245,7 +233,7 @@ def on_a_rank(it: Reading) -> Expected:
 
 def on_all_ranks(it: Reading) -> Expected:
     """The whole optimizer state, MiB, on each rank if it is not sharded."""
-    contender = declared(it.experiment, it.row)
+    contender = declared(it.kind, it.row)
     copies = it.row["processes"] if contender is not None and contender.whole_state else 1
     return copies * fp32_adamw(*model_of(it.row)).optimizer_state / MIB if contender and total(it.row) else None
 
@@ -277,15 +265,13 @@ def undisturbed(it: Reading) -> Expected:
     """The shortest computation of contenders with the whole state whose communication uses no SMs, ms."""
     if it.row["wrapper"] != BASELINE:
         return None
-    cell = cell_of(it)
-    rows = [row for _, row in select(it.cell, metric="compute").iterrows() if has_whole_state(it.experiment, row)]
-    known = [(row["mean"], declared(it.experiment, row)) for row in rows]
-    return min((time for time, each in known if each and each.sends(cell) and not each.disturbs(cell)), default=None)
+    cell, known = cell_of(it.kind, it.row), with_whole_state(it, "compute")
+    return min((row["mean"] for row, each in known if each.sends(cell) and not each.disturbs(cell)), default=None)
 
 
 def as_profiled(it: Reading) -> Expected:
     """Between the computation time of a step without communication and its profiled length, ms."""
-    alone = it.row["wrapper"] == BASELINE and it.row["model"] == KINDS[it.experiment].model
+    alone = it.row["wrapper"] == BASELINE and it.row["model"] == it.kind.model
     return (it.of("compute", "median"), it.of("timeline_length", "median")) if alone else None
 
 
@@ -323,7 +309,7 @@ def time_of_its_own(it: Reading) -> Expected:
     On a CPU, both passes of attention in one call are the sum of the two.
     """
     summed = {"forward_backward"} if it.experiment == "flash" and not it.row["gpu"] else set()
-    metrics = [name for name in timed(EXPERIMENTS[it.experiment]) if name not in summed]
+    metrics = [name for name in timed(it.kind) if name not in summed]
     rows = it.cell[it.cell["metric"].isin(metrics) & (it.cell["status"] == "ok")]
     seconds = float((rows["n"] * rows["mean"] * rows["unit"].map(SECONDS)).sum())
     return (seconds, math.inf) if len(rows) else None
@@ -336,44 +322,36 @@ def sampled(it: Reading) -> Expected:
     return it.of(WALL) / 0.3 - 3, it.of(WALL) / 0.1 + 1
 
 
-def listed_power(it: Reading) -> Expected:
-    """Between an idle GPU's power and the limit of its data sheet, W."""
-    gpu = gpu_of(it.row["gpu"])
-    return None if gpu is None else (IDLE * gpu.power_limit, gpu.power_limit)
-
-
-def energy_at_the_limit(it: Reading) -> Expected:
-    """The energy of a step on a GPU between idle and the limit of its data sheet, J."""
-    gpu, seconds = gpu_of(it.row["gpu"]), it.of("step") / 1e3
-    return None if gpu is None else (IDLE * gpu.power_limit * seconds, gpu.power_limit * seconds)
+def energy(it: Reading, seconds: float = 1.0) -> Expected:
+    """Between an idle GPU's energy in some seconds and the limit of its data sheet, J; in one second, the power, W."""
+    return IDLE * it.sheet.power_limit * seconds, it.sheet.power_limit * seconds
 
 
 def power_at_a_low_clock(it: Reading) -> Expected:
     """95 % of the data sheet's limit if the clock is 5 % below the highest of `flash`, otherwise any power, W."""
-    table, gpu = it.tables["flash"], gpu_of(it.row["gpu"])
+    table = it.tables["flash"]
     known = table[table["metric"].isin([SM_CLOCK, HANDOUT_CLOCK]) & (table["gpu"] == it.row["gpu"])]
     slowed = it.of(HANDOUT_CLOCK, "median") < 0.95 * known["median"].max()
-    return None if gpu is None else (0.95 * gpu.power_limit * slowed, math.inf)
+    return 0.95 * it.sheet.power_limit * slowed, math.inf
 
 
-def rate_of(sheet: Gpu, it: Reading) -> float:
-    """The rate of a GPU's data sheet, or of its link, in the unit of a metric.
+def sheet_rate(it: Reading) -> float:
+    """The rate of the GPU's data sheet, or of its link, in the unit of a metric.
 
     Bus bandwidth counts the ring's 2 (n - 1) / n bytes. A switch that adds and copies (NVLink SHARP) saves bytes: then
     a GPU sends (n + 1) / n, each of its n shards to be added and one sum.
     """
     if it.row["metric"] == "copy_speed":
-        return sheet.bandwidth / 1e9
+        return it.sheet.bandwidth / 1e9
     if it.row["metric"] == "matmul_rate":
-        return max(sheet.bf16, sheet.fp32) / 1e12
+        return max(it.sheet.bf16, it.sheet.fp32) / 1e12
     ranks = it.row["processes"]
-    return (sheet.link or math.inf) / 1e9 * max(1, 2 * (ranks - 1) / (ranks + 1))
+    return (it.sheet.link or math.inf) / 1e9 * max(1, 2 * (ranks - 1) / (ranks + 1))
 
 
 def up_to_the_data_sheet(it: Reading) -> Expected:
     """Up to the rate of the GPU's data sheet, in the metric's unit."""
-    sheet = gpu_of(it.row["gpu"])
-    return None if sheet is None or it.row.get("backend", "nccl") != "nccl" else (0.0, rate_of(sheet, it))
+    return (0.0, sheet_rate(it)) if it.row.get("backend", "nccl") == "nccl" else None
 
 
 def peak_flops(gpu: Gpu, it: Reading) -> float:
@@ -403,8 +381,7 @@ def flops(it: Reading) -> float:
 
 def at_the_peak(it: Reading) -> Expected:
     """At least the time of the matmuls at the data sheet's dense peak, ms."""
-    gpu = gpu_of(it.row["gpu"])
-    return None if gpu is None else (1e3 * flops(it) / peak_flops(gpu, it), math.inf)
+    return 1e3 * flops(it) / peak_flops(it.sheet, it), math.inf
 
 
 STATE = {"part": "optimizer_state"}
@@ -636,8 +613,9 @@ LAWS = {
         *(Law(name, POWER, lambda it: it.of(SM_CLOCK, "n"), column="n") for name in EXPERIMENTS),
     ],
     "a GPU's power is within its data sheet's limit": [
-        *(Law(name, POWER, listed_power, (0.0, 0.1), column=each) for name in EXPERIMENTS for each in ("p20", "p80")),
-        Law("training_ladder", "energy", energy_at_the_limit, (0.0, 0.15)),  # earlier code: a warmer GPU
+        *(Law(name, POWER, energy, (0.0, 0.1), column=each) for name in EXPERIMENTS for each in ("p20", "p80")),
+        # In earlier code the GPU was warmer.
+        Law("training_ladder", "energy", lambda it: energy(it, it.of("step") / 1e3), (0.0, 0.15)),
     ],
     "if a long repetition lowers the GPU's clock, its power is near the limit: nothing else throttles it": [
         Law("flash", f"handout_{POWER}", power_at_a_low_clock, column="median"),

@@ -13,8 +13,7 @@ from cs336_systems.record.measurement import parse_samples
 from cs336_systems.record.rows import parameters
 from scripts.checks import TOLERANCE, Case, Cases, check, name_row
 from scripts.rendering.markup import NOT_MEASURED, fixed_point
-from scripts.views.cells import in_words
-from scripts.views.completeness import CONTENDER
+from scripts.views.cells import CONTENDER, in_words
 from scripts.views.data import measured_gpu, select
 
 ROUNDING = 1e-9

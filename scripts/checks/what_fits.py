@@ -8,9 +8,8 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.fit.recorded import ELSEWHERE, MEMORY_WITHIN, TIME_WITHIN
 from cs336_systems.fit.verdict import outcome, recorded_on
 from cs336_systems.record.measurement import WHOLE_CELL
-from cs336_systems.record.rows import parameters
-from scripts.checks import HONEST, Case, Cases, check
-from scripts.views.cells import in_words
+from scripts.checks import HONEST, Case, Cases, check, name_row
+from scripts.views.cells import cell_of
 from scripts.views.what_fits import PREDICTED, judged, predictions
 
 FAR = 0.04
@@ -61,7 +60,6 @@ def what_ran_fits(tables: Mapping[str, DataFrame], predicted: DataFrame) -> Case
         lost = tables[name]
         lost = lost[(lost["metric"] == WHOLE_CELL) & (lost["status"] == "oom") & (lost["gpu"] != "")]
         for _, row in lost.iterrows():
-            values = tuple(row[parameters(EXPERIMENTS[name])])
-            cell = EXPERIMENTS[name](**dict(zip(parameters(EXPERIMENTS[name]), values, strict=True)))
-            fits = any(outcome(step, row["gpu_memory"]) == "fits" for step in cell.training_steps().values())
-            yield Case(in_words(EXPERIMENTS[name], values), fits, "it ran out of memory")
+            steps = cell_of(EXPERIMENTS[name], row).training_steps().values()
+            fits = any(outcome(step, row["gpu_memory"]) == "fits" for step in steps)
+            yield Case(name_row(name, row), fits, "it ran out of memory")

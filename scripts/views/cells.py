@@ -1,15 +1,34 @@
 """Cells of experiments: one by one, side by side, and in words."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pandas import DataFrame, Series
 
 from cs336_systems.experiments.base import Experiment
+from cs336_systems.experiments.contender import Declared
 from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import size_name
 from scripts.views.data import select
+
+CONTENDER = ("rung", "wrapper", "contender", "bucket_mb")
+"""Details that distinguish the contenders of one launch, each with its own metrics."""
+
+
+def cell_of(kind: type[Experiment], row: Mapping[str, Any] | Series) -> Any:
+    """The cell of a row: the experiment with its parameters."""
+    return kind(**{name: row[name] for name in parameters(kind)})
+
+
+def contender_key(row: Mapping[str, Any] | Series) -> str:
+    """The contender of a row in its launch, as `Declared.key`; empty if the launch has only one."""
+    return " ".join(str(row[name]) for name in CONTENDER if row.get(name))
+
+
+def declared(kind: Any, row: Mapping[str, Any] | Series) -> Declared | None:
+    """The declaration of a row's contender; None for a user's own."""
+    return next((each for each in kind.contenders if each.key == contender_key(row)), None)
 
 
 def cells(table: DataFrame, kind: type[Experiment], metric: str) -> Iterator[tuple[Series, DataFrame]]:

@@ -8,10 +8,9 @@ from cs336_systems.accounting.activations import BlockActivations, Saved
 from cs336_systems.accounting.setting import Setting
 from cs336_systems.accounting.transformer import adamw_bytes, parameters, step_flops, weight_copy_bytes
 from cs336_systems.accounting.units import FP32_BYTES
-from cs336_systems.experiments.contender import Declared
 from cs336_systems.measure import memory_timeline as of
-from cs336_systems.record.rows import parameters as parameters_of
 from cs336_systems.sizes import ModelShape, parse_size
+from scripts.views.cells import cell_of, declared
 
 FLASH = "FlashAttention"
 """The name for a function of this project, which is not one of PyTorch's operators."""
@@ -24,9 +23,9 @@ def step_of(row: Series) -> Setting:
 
 def contender_step(kind: Any, row: Series) -> Setting:
     """The training step of a row of contenders that train on several ranks; its contender is a declared one."""
-    cell = kind(**{name: row[name] for name in parameters_of(kind)})
-    declared: Declared = next(each for each in kind.contenders if each.name == row["contender"])
-    return declared.setting(cell, on_gpu=bool(row["gpu"]))
+    contender = declared(kind, row)
+    assert contender, f"{row['contender']} is not declared"
+    return contender.setting(cell_of(kind, row), on_gpu=bool(row["gpu"]))
 
 
 def block_of(row: Series) -> BlockActivations:

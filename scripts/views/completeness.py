@@ -11,11 +11,10 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.experiments.training_ladder import TrainingLadder
 from cs336_systems.record.measurement import WHOLE_CELL
 from cs336_systems.record.rows import parameters
+from scripts.views.cells import CONTENDER
 
 KIND = ("mode", "backend", "compiled_call", "rungs", "git_commit")
 """Parameters that determine which metrics a cell has, and the code that measured it: a later one may measure more."""
-CONTENDER = ("wrapper", "bucket_mb", "contender", "rung")
-"""Details that distinguish the contenders of one launch, each with its own metrics."""
 CONTENDERS_METRIC = ("moment", "part", "kind", "work")
 """Details that distinguish several rows of a contender with the same metric."""
 
@@ -47,8 +46,8 @@ def missing_metrics(experiment: str, table: DataFrame) -> dict[tuple[Any, ...], 
 
 def without(rows: DataFrame, others: DataFrame) -> DataFrame:
     """The rows that no row of the other table equals in its columns."""
-    both = rows.merge(others.drop_duplicates(), how="left", indicator="found")
-    return both[both["found"] == "left_only"].drop(columns="found")
+    both = rows.merge(others.drop_duplicates(), how="left", indicator="side")
+    return both[both["side"] == "left_only"].drop(columns="side")
 
 
 def cells_of(experiment: str, table: DataFrame) -> list[tuple[Any, ...]]:

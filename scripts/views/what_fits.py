@@ -23,7 +23,7 @@ from cs336_systems.fit.gpus import rates_of
 from cs336_systems.fit.recorded import Recorded, kind, recorded
 from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.record.rows import parameters
-from scripts.views.cells import in_words
+from scripts.views.cells import CONTENDER, cell_of, contender_key, in_words
 from scripts.views.data import select
 
 PREDICTED = [name for name, kind in EXPERIMENTS.items() if kind.settings_of_steps is not Experiment.settings_of_steps]
@@ -36,8 +36,6 @@ METRICS = (*PEAKS, "step", "device_busy", STAGES, "timeline_length", "recomputed
 BEFORE_UPDATE = MOMENTS[1]
 HELD_BACK = "kernel_profile"
 """The experiment whose steps are not fitted: they test the fit on other steps."""
-DETAILS = ("rung", "wrapper", "contender", "bucket_mb")
-"""Columns that distinguish the steps of one cell."""
 FP8_FUSED_SINCE = "2026-11-26T17:30"
 """Steps in FP8 that were measured earlier had compiled passes."""
 TOGETHER = ("size", "batch_size", "context", "vocab_size")
@@ -100,7 +98,7 @@ def summary(errors: Series) -> dict[str, float]:
 def _steps(name: str, table: DataFrame) -> Iterator[dict[str, Any]]:
     """Each measured step of an experiment, with its measurements."""
     experiment = EXPERIMENTS[name]
-    details = [column for column in DETAILS if column in table]
+    details = [column for column in CONTENDER if column in table]
     keys = [*parameters(experiment), *details]
     together = _together(table) if name == "training_ladder" else set()
     several = hasattr(experiment, "contenders")
@@ -141,14 +139,12 @@ def _steps(name: str, table: DataFrame) -> Iterator[dict[str, Any]]:
 
 def _setting(name: str, step: Mapping[str, Any], median: Mapping[str, float]) -> Setting | None:
     """The setting of a step; None for parts, and for a user's own contender, which has no closed form."""
-    experiment = EXPERIMENTS[name]
-    cell = experiment(**{key: step[key] for key in parameters(experiment)})
+    cell = cell_of(EXPERIMENTS[name], step)
     if isinstance(cell, Leaderboard):
         if "recomputed_blocks" not in median:
             return None
         cell = replace(cell, recomputed=int(median["recomputed_blocks"]))
-    key = " ".join(str(step[column]) for column in DETAILS if step.get(column))
-    return _settings(cell).get(key)
+    return _settings(cell).get(contender_key(step))
 
 
 @cache  # each contender, or rung, has its own rows
