@@ -10,7 +10,7 @@ from cs336_systems.compare.cost import Cost, cost
 from cs336_systems.compare.results import Results
 from cs336_systems.compare.samples import Samples
 from cs336_systems.compare.speed import SLOWER, UNDECIDED, Verdict
-from cs336_systems.compare.statistics import MARGIN, Difference, RunToRun, decide, difference, run_to_run, widening
+from cs336_systems.compare.statistics import MARGIN, Difference, decide, difference, run_to_run, widening
 from cs336_systems.record.validation import Row
 
 SAMPLES = "samples"
@@ -42,7 +42,7 @@ class Compared:
     unit: str
     difference: Difference
     bound: Bound
-    verdict: Verdict
+    verdict: Verdict = UNDECIDED
     reason: str = ""
     """Why it cannot be decided."""
     same_code: bool
@@ -107,8 +107,7 @@ def compare(
     if a.raw.resolve() == b.raw.resolve():
         raise ValueError(f"{a.name} and {b.name} are the same folder, {a.raw}; allowed: two folders")
     cells_a, cells_b = cells_of(a.rows), cells_of(b.rows)
-    common = [key for key in cells_a if key in cells_b]
-    pairs = [pair for key in common for pair in matched(cells_a[key], cells_b[key])]
+    pairs = [pair for key in cells_a if key in cells_b for pair in matched(cells_a[key], cells_b[key])]
     if not pairs:
         raise ValueError(
             f"{a.name} and {b.name} have no common cell; allowed: folders with at least one cell of the same"
@@ -116,20 +115,18 @@ def compare(
         )
     tops = top_clock(cells_a.values()), top_clock(cells_b.values())
     on_gpu = bool(a.rows[0].gpu)
-    model = run_to_run("gpu" if on_gpu else "cpu")
-    rough = [compared(*pair, tops, model) for pair in pairs]
+    rough = [compared(*pair, tops, (price_a, price_b), on_gpu=on_gpu) for pair in pairs]
     same = [cell.difference for cell, pair in zip(rough, pairs, strict=True) if cell.comparable and unchanged(*pair)]
-    widened = factor(same, on_gpu=on_gpu)
-    cells = decided(rough, widened, margin)
-    costs = [(cost(one, row_a, price_a), cost(other, row_b, price_b)) for one, row_a, other, row_b in pairs]
+    cells, widened = decided(rough, same, margin, on_gpu=on_gpu)
+    rows_a, rows_b = [pair[1] for pair in pairs], [pair[3] for pair in pairs]
     return Comparison(
         a=a.name,
         b=b.name,
-        cells=tuple(replace(cell, cost_a=x, cost_b=y) for cell, (x, y) in zip(cells, costs, strict=True)),
+        cells=cells,
         only_a=tuple(cells_a[key].name for key in cells_a if key not in cells_b),
         only_b=tuple(cells_b[key].name for key in cells_b if key not in cells_a),
-        stated=stated([pair[1] for pair in pairs], [pair[3] for pair in pairs]),
-        code=code([pair[1] for pair in pairs], [pair[3] for pair in pairs]),
+        stated=stated(rows_a, rows_b),
+        code=code(rows_a, rows_b),
         widened=widened,
         margin=margin,
         on_gpu=on_gpu,
@@ -150,7 +147,6 @@ def compare_samples(a: Samples, b: Samples, *, on_gpu: bool, margin: float = MAR
     common = [name for name in a.times if name in b.times]
     if not common:
         raise ValueError(f"{a.name} and {b.name} have no common name; allowed: at least one")
-    model = run_to_run("gpu" if on_gpu else "cpu")
     rough = [
         Compared(
             experiment=SAMPLES,
@@ -160,19 +156,18 @@ def compare_samples(a: Samples, b: Samples, *, on_gpu: bool, margin: float = MAR
             a=a.times[name].median,
             b=b.times[name].median,
             unit="ms",
-            difference=difference(a.times[name], b.times[name], model),
+            difference=difference(a.times[name], b.times[name], run_to_run(on_gpu=on_gpu)),
             bound="unknown",
-            verdict=UNDECIDED,
             same_code=False,
         )
         for name in common
     ]
-    widened = factor([cell.difference for cell in rough], on_gpu=on_gpu)
+    cells, widened = decided(rough, [cell.difference for cell in rough], margin, on_gpu=on_gpu)
     about = {name: (a.about.get(name, ""), b.about.get(name, "")) for name in {**a.about, **b.about}}
     return Comparison(
         a=a.name,
         b=b.name,
-        cells=tuple(decided(rough, widened, margin)),
+        cells=cells,
         only_a=tuple(name for name in a.times if name not in b.times),
         only_b=tuple(name for name in b.times if name not in a.times),
         stated={name: both for name, both in about.items() if both[0] != both[1]},
@@ -183,17 +178,18 @@ def compare_samples(a: Samples, b: Samples, *, on_gpu: bool, margin: float = MAR
     )
 
 
-def factor(unchanged: Sequence[Difference], *, on_gpu: bool) -> float:
-    """The factor on all intervals required by times of unchanged code."""
-    return max(1.0, widening(unchanged)) if on_gpu else max(QUIET, CPU_TAIL * widening(unchanged, CPU_SHARES))
+def decided(
+    rough: Sequence[Compared], unchanged: Sequence[Difference], margin: float, *, on_gpu: bool
+) -> tuple[tuple[Compared, ...], float]:
+    """Times with their verdicts, or with the reason why there is none, and the factor on all intervals.
 
-
-def decided(rough: Sequence[Compared], widened: float, margin: float) -> list[Compared]:
-    """Times with their verdicts, or with the reason why there is none."""
-    comparable = [cell for cell in rough if cell.comparable]
-    wide = [replace(cell.difference, deviation=widened * cell.difference.deviation) for cell in comparable]
-    verdicts = dict(zip(map(id, comparable), zip(wide, decide(wide, margin=margin), strict=True), strict=True))
-    return [finished(cell, verdicts.get(id(cell))) for cell in rough]
+    The factor is required by the times of unchanged code.
+    """
+    widened = max(1.0, widening(unchanged)) if on_gpu else max(QUIET, CPU_TAIL * widening(unchanged, CPU_SHARES))
+    differences = [cell.difference for cell in rough if cell.comparable]
+    wide = [replace(each, deviation=widened * each.deviation) for each in differences]
+    verdicts = iter(zip(wide, decide(wide, margin=margin), strict=True))
+    return tuple(finished(cell, *next(verdicts)) if cell.comparable else cell for cell in rough), widened
 
 
 def matched(a: Cell, b: Cell) -> list[tuple[Cell, Row, Cell, Row]]:
@@ -215,7 +211,9 @@ def compared(
     b: Cell,
     row_b: Row,
     tops: tuple[float | None, float | None],
-    model: RunToRun,
+    prices: tuple[float | None, float | None],
+    *,
+    on_gpu: bool,
 ) -> Compared:
     """A time of a cell in both runs, with the reason why it gets no verdict, if there is one."""
     bounds = bound(a, row_a), bound(b, row_b)
@@ -232,19 +230,17 @@ def compared(
         a=row_a.median or 0.0,
         b=row_b.median or 0.0,
         unit=row_a.unit,
-        difference=difference(a.time(row_a, tops[0]), b.time(row_b, tops[1]), model),
+        difference=difference(a.time(row_a, tops[0]), b.time(row_b, tops[1]), run_to_run(on_gpu=on_gpu)),
         bound="host" if "host" in bounds else known,
-        verdict=UNDECIDED,
         reason=reason,
         same_code=getattr(row_a, "revisions", "") == getattr(row_b, "revisions", ""),
+        cost_a=cost(a, row_a, prices[0]),
+        cost_b=cost(b, row_b, prices[1]),
     )
 
 
-def finished(cell: Compared, decision: tuple[Difference, Verdict] | None) -> Compared:
+def finished(cell: Compared, widened: Difference, verdict: Verdict) -> Compared:
     """A cell with its verdict, or with the reason why there is none."""
-    if decision is None:
-        return cell
-    widened, verdict = decision
     reason = f"only a change of {widened.resolution():.0%} or more would be detected" if verdict == UNDECIDED else ""
     return replace(cell, difference=widened, verdict=verdict, reason=reason)
 

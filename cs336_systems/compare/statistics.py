@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import NormalDist
-from typing import Literal
 
 import numpy
 
@@ -78,9 +77,9 @@ class RunToRun:
 
 
 @cache
-def run_to_run(device: Literal["gpu", "cpu"]) -> RunToRun:
-    """The fitted model of a kind of device."""
-    return RunToRun(**json.loads(FITTED.read_text(encoding="utf-8"))[device])
+def run_to_run(*, on_gpu: bool) -> RunToRun:
+    """The fitted model of GPUs, or of CPUs."""
+    return RunToRun(**json.loads(FITTED.read_text(encoding="utf-8"))["gpu" if on_gpu else "cpu"])
 
 
 @dataclass(frozen=True)

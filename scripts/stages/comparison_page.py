@@ -5,7 +5,6 @@ cs336_systems.compare --json`; writes comparison.pdf, .html, .svg and .typ into 
 """
 
 import json
-import math
 import re
 import sys
 from collections import Counter
@@ -13,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pandas import DataFrame
+import numpy
+from pandas import DataFrame, crosstab, json_normalize
 
 from cs336_systems.compare.comparison import NOT_CALIBRATED
 from cs336_systems.compare.speed import FASTER, SAME, SLOWER, VERDICTS
 from cs336_systems.record.machine import SOFTWARE
-from scripts.rendering.answer import say
+from scripts.rendering.answer import plural, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, Typst, escape
 from scripts.stages.short_page import REPORT, inline, write_pages
@@ -36,10 +36,12 @@ RATIOS: Columns = {
 }
 COSTS: Columns = {
     "step": "{time}",
-    "price of 10⁶ tokens": {"A": "{price_a:.3g}", "B": "{price_b:.3g}"},
-    "J per token": {"A": "{joules_a:.3g}", "B": "{joules_b:.3g}"},
+    "price of 10⁶ tokens": {"A": "{cost_a_price:.3g}", "B": "{cost_b_price:.3g}"},
+    "J per token": {"A": "{cost_a_joules:.3g}", "B": "{cost_b_joules:.3g}"},
 }
 """Columns of the tables, as in `grid`."""
+COST = [f"cost_{side}_{name}" for side in "ab" for name in ("price", "joules", "by_counter")]
+ENERGY = "Energy is from the driver's counter if the cell read it, else the cell's median power times the step."
 SHOWN = 30
 """Number of rows of a table on paper; the web edition has all."""
 MOST_NAMED = 10
@@ -49,16 +51,12 @@ Comparison = Mapping[str, Any]
 
 def page(comparison: Comparison, picture: str) -> str:
     """The comparison as Typst source, with its figure as SVG."""
-    cells = comparison["cells"]
-    changed = {
-        f"The {len(most)} times that are {verdict}{f', the first {SHOWN}' if len(most) > SHOWN else ''}.": ratios(
-            most[:SHOWN]
-        ).markup()
-        for verdict in (SLOWER, FASTER)
-        if (most := most_changed(cells, verdict))
-    }
-    with_costs = [cell for cell in cells if cell["cost_a"] and cell["cost_b"]]
-    with_costs.sort(key=lambda cell: not cell["cost_a"]["by_counter"])
+    cells = json_normalize(comparison["cells"], sep="_")
+    names = cells[["cell", "details", "metric"]].itertuples(index=False, name=None)
+    cells["time"] = [": ".join(filter(None, name)) for name in names]
+    cells["change"] = numpy.log(cells["ratio"]).abs()
+    with_costs = cells.reindex(columns=["time", *COST]).dropna(subset=["cost_a_by_counter", "cost_b_by_counter"])
+    with_costs = with_costs.sort_values("cost_a_by_counter", ascending=False, kind="stable")
     widened = comparison["widened"]
     return (
         environment(REPORT)
@@ -74,12 +72,12 @@ def page(comparison: Comparison, picture: str) -> str:
             differs=differing(comparison["differs"]),
             code=code(comparison["same_code"]),
             by_experiment=by_experiment(cells).markup(),
-            changed=changed,
-            costs=costs(with_costs[:SHOWN]).markup() if with_costs else "",
-            costs_caption=costs_caption(with_costs),
-            reasons=reasons(cells).markup(),
+            changed=changed(cells),
+            costs=grid(with_costs[:SHOWN], COSTS).markup() if len(with_costs) else "",
+            costs_caption=f"Cost of tokens{first_of(with_costs, 'steps')}. {ENERGY}",
+            reasons=reasons(cells["reason"]).markup(),
             only=only(comparison),
-            all_cells=ratios(cells).markup(),
+            all_cells=grid(cells, RATIOS).markup(),
         )
     )
 
@@ -91,22 +89,35 @@ def headline(comparison: Comparison) -> str:
         return f"{counts[SLOWER]} times are slower in B, {counts[FASTER]} faster."
     for verdict in (SLOWER, FASTER):
         if counts[verdict]:
-            subject = "1 time is" if counts[verdict] == 1 else f"{counts[verdict]} times are"
-            return f"{subject} {verdict} in B, and none changed in the other direction."
+            return f"{times_are(counts[verdict])} {verdict} in B, and none changed in the other direction."
     return "No time is faster or slower." if counts[SAME] else "Nothing can be decided."
 
 
-def uncalibrated(cells: Sequence[Comparison]) -> str:
+def times_are(number: int) -> str:
+    """The subject and the verb of a sentence about some times."""
+    return f"{number} {plural(number, 'time')} {'is' if number == 1 else 'are'}"
+
+
+def first_of(rows: DataFrame, noun: str = "") -> str:
+    """The part of a caption that says that a table shows only the first rows."""
+    return f", the first {SHOWN}" + (f" of {len(rows)} {noun}" if noun else "") if len(rows) > SHOWN else ""
+
+
+def uncalibrated(cells: DataFrame) -> str:
     """The sentence about communication-bound times; empty if there are none."""
-    count = sum(cell["reason"] == NOT_CALIBRATED for cell in cells)
-    subject = "1 time is" if count == 1 else f"{count} times are"
-    return f"{subject} {NOT_CALIBRATED}, so without a verdict." if count else ""
+    count = int((cells["reason"] == NOT_CALIBRATED).sum())
+    return f"{times_are(count)} {NOT_CALIBRATED}, so without a verdict." if count else ""
 
 
-def most_changed(cells: Sequence[Comparison], verdict: str) -> list[Comparison]:
-    """The cells with a verdict, the largest change first."""
-    changed = [cell for cell in cells if cell["verdict"] == verdict]
-    return sorted(changed, key=lambda cell: -abs(math.log(cell["ratio"])))
+def changed(cells: DataFrame) -> dict[str, Typst]:
+    """The times that are slower, and those that are faster, the largest change first: tables by their captions."""
+    tables = {}
+    for verdict in (SLOWER, FASTER):
+        rows = cells[cells["verdict"] == verdict].sort_values("change", ascending=False, kind="stable")
+        if len(rows):
+            caption = f"The {len(rows)} times that are {verdict}{first_of(rows)}."
+            tables[caption] = grid(rows[:SHOWN], RATIOS).markup()
+    return tables
 
 
 def differing(differs: Mapping[str, Sequence[str]]) -> Typst:
@@ -118,59 +129,28 @@ def differing(differs: Mapping[str, Sequence[str]]) -> Typst:
 
 def code(same: Mapping[str, bool]) -> Typst:
     """Which experiments were measured with other code."""
-    changed = [name for name, each in same.items() if not each]
-    if not changed:
-        return escape("The measured code is the same.")
-    return say("The measured code differs in {names:listing}.", names=changed)
-
-
-def by_experiment(cells: Sequence[Comparison]) -> Table:
-    """Counts of verdicts by experiment."""
-    lines = []
-    for name in dict.fromkeys(cell["experiment"] for cell in cells):
-        mine = [cell for cell in cells if cell["experiment"] == name]
-        counts = Counter(cell["verdict"] for cell in mine)
-        bound = sum(cell["bound"] == "host" for cell in mine)
-        lines.append([name, *(str(counts[verdict]) for verdict in VERDICTS), str(bound)])
-    return Table(["experiment", *VERDICTS, "host-bound"], lines)
-
-
-def ratios(cells: Sequence[Comparison]) -> Table:
-    """Cells with both medians, the ratio and its interval, the bound and the verdict."""
-    return grid(DataFrame({**cell, "time": label(cell)} for cell in cells), RATIOS)
-
-
-def label(cell: Comparison) -> str:
-    """A cell in words."""
-    return ": ".join(part for part in (cell["cell"], cell["details"], cell["metric"]) if part)
-
-
-def costs(cells: Sequence[Comparison]) -> Table:
-    """Price and energy of the tokens of training steps."""
-    sides = ("a", "b")
-    rows = [
-        {f"{name}_{side}": (cell[f"cost_{side}"] or {}).get(name) for side in sides for name in ("price", "joules")}
-        | {"time": label(cell)}
-        for cell in cells
-    ]
-    return grid(DataFrame(rows), COSTS)
-
-
-def costs_caption(cells: Sequence[Comparison]) -> str:
-    """A sentence about the energies."""
-    first = f"Cost of tokens{f', the first {SHOWN} of {len(cells)} steps' if len(cells) > SHOWN else ''}. "
-    return (
-        first + "Energy is from the driver's counter if the cell read it, else the cell's median power times the step."
+    others = [name for name, each in same.items() if not each]
+    return say("The measured code differs in {names:listing}.", names=others) or escape(
+        "The measured code is the same."
     )
 
 
-def reasons(cells: Sequence[Comparison]) -> Table:
+def by_experiment(cells: DataFrame) -> Table:
+    """Counts of verdicts by experiment."""
+    names = cells["experiment"]
+    counts = crosstab(names, cells["verdict"]).reindex(index=names.unique(), columns=VERDICTS, fill_value=0)
+    counts["host-bound"] = (cells["bound"] == "host").groupby(names).sum()
+    return Table(
+        ["experiment", *counts.columns], [[name, *map(str, numbers)] for name, *numbers in counts.itertuples()]
+    )
+
+
+def reasons(given: Sequence[str]) -> Table:
     """The number of undecided times, by reason."""
     counts = Counter(
-        re.sub(r"only a change.*", "the change is too small to be detected", cell["reason"]) for cell in cells
+        re.sub(r"only a change.*", "the change is too small to be detected", each) for each in given if each
     )
-    untold = [(reason, count) for reason, count in counts.most_common() if reason]
-    return Table(["reason", "times"], [[reason, str(count)] for reason, count in untold] or [["none", "0"]])
+    return Table(["reason", "times"], [[each, str(count)] for each, count in counts.most_common()] or [["none", "0"]])
 
 
 def only(comparison: Comparison) -> Typst:

@@ -55,6 +55,6 @@ def test_the_pairs_in_the_history_of_the_record():
     assert f" | {' | '.join(counts)} | " in (ROOT / PAGE).read_text(encoding="utf-8"), (
         f"stale: python -m {evidence.__module__}"
     )
-    fitted, used = fit(pairs), run_to_run("gpu")
+    fitted, used = fit(pairs), run_to_run(on_gpu=True)
     ratios = [used.deviation(pair.a) / fitted.deviation(pair.a) for pair in pairs]
     assert 0.8 < statistics.median(ratios) < 1.25, f"python -m scripts.calibration.run_to_run writes {FITTED} again"
