@@ -8,8 +8,8 @@ the update.
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from cs336_systems.measure.gpus import listed
 from scripts.views.data import load_recorded, measured_gpu, select
 from scripts.views.steps import step_table
 from scripts.views.training_ladder import PARTS
-from scripts.views.what_fits import HELD_BACK, judged, measured_steps, predictions, summary
+from scripts.views.what_fits import HELD_BACK, evaluated, measured_steps, predictions, summary
 
 RECORDED = Path("recorded/nvidia-h200/raw")
 OTHERS = sorted(set(Path("recorded").glob("*/raw")) - {RECORDED})
@@ -35,29 +35,20 @@ KINDS = list(asdict(Work()))
 DIGITS = 4
 
 
-@dataclass(frozen=True)
-class Observation:
-    """Some work and the milliseconds that it took."""
-
-    work: Work
-    milliseconds: float
-
-
-def observations(tables: Mapping[str, DataFrame]) -> Iterator[Observation]:
-    """Whole steps, and parts alone."""
+def observations(tables: Mapping[str, DataFrame]) -> Iterator[tuple[Work, float]]:
+    """The work and the milliseconds of whole steps, and of parts alone."""
     steps = measured_steps(tables).dropna(subset=["time"])
     for _, row in steps[steps["experiment"] != HELD_BACK].iterrows():
-        yield Observation(step_work(row["setting"], rates_of(listed(row["gpu"]))), row["time"])
+        yield step_work(row["setting"], rates_of(listed(row["gpu"]))), row["time"]
     parts = select(tables["training_ladder"], metric="floor", status="ok")
     for _, row in parts[parts["work"].isin(PARTS)].iterrows():
-        work = part_work(row["work"], TOP.setting(row), rates_of(listed(row["gpu"])))
-        yield Observation(work, row["median"])
+        yield part_work(row["work"], TOP.setting(row), rates_of(listed(row["gpu"]))), row["median"]
 
 
-def fit(observed: list[Observation]) -> dict[str, float]:
+def fit(observed: Sequence[tuple[Work, float]]) -> dict[str, float]:
     """The least-squares weights, none below its minimum; weights without observations are assumed."""
-    matrix = numpy.array([[getattr(each.work, kind) for kind in KINDS] for each in observed])
-    times = numpy.array([each.milliseconds / 1e3 for each in observed])
+    matrix = numpy.array([[getattr(work, kind) for kind in KINDS] for work, _ in observed])
+    times = numpy.array([milliseconds / 1e3 for _, milliseconds in observed])
     relative = matrix / times[:, None]
     least = numpy.array([LEAST.get(kind, 1.0) for kind in KINDS])
     free = relative.any(axis=0)
@@ -106,7 +97,7 @@ def errors_of(predicted: DataFrame) -> dict[str, Any]:
     """The errors of memory and time, by kind of step."""
     errors: dict[str, Any] = {}
     for what in ("memory", "time"):
-        by_kind = judged(predicted, what).groupby("kind")[f"{what}_error"]
+        by_kind = evaluated(predicted, what).groupby("kind")[f"{what}_error"]
         errors[f"{what}_errors"] = {kind: rounded(summary(each)) for kind, each in by_kind}
     return errors
 

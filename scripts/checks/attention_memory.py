@@ -26,7 +26,7 @@ def peaks_are_polynomials(attention: DataFrame, flash: DataFrame) -> Cases:
     flash = select(with_kernels_for_hopper(without_own(flash)), metric="peak_memory")
     flash = flash[flash["sequence"] > flash["implementation"].map(lambda name: contender_of(name).other_peak_up_to)]
     # The kernels for Hopper take 16-bit numbers; for rows of earlier code, the kernels that ran are unknown.
-    flash = flash[flash["told"] | (flash["implementation"] != OURS) | (flash["precision"] == "fp32")]
+    flash = flash[flash["recorded"] | (flash["implementation"] != OURS) | (flash["precision"] == "fp32")]
     groups = [
         *(("attention", group) for _, group in attention.groupby(["compiled", "batch_size", "precision"])),
         *(("flash", group) for _, group in flash.groupby(FLASH_GROUP)),

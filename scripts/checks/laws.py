@@ -55,7 +55,7 @@ UNCLASSIFIED = 0.02
 CLOCKS = 0.01
 """Relative difference that clocks may make between times of steps that are equal."""
 FP8_WORK = EXTRA[0]
-"""The part of a step, timed alone, of which the matmuls are in FP8."""
+"""The FP8 matmuls of a step, timed alone."""
 SAME_WORK = 0.06
 """Relative difference between times of the same computation."""
 IDLE = 0.02

@@ -68,7 +68,7 @@ def measured(tables: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
 
 
 def compared_rows(name: str, column: str, table: DataFrame) -> list[DataFrame]:
-    """The rows of an experiment that must have the same version, in groups: all rows, or those of the contenders that
+    """The rows of an experiment that must have the same version, in groups: all rows, or the rows of contenders that
     need a library.
 
     If only others are measured, it need not be installed.

@@ -10,7 +10,7 @@ from cs336_systems.fit.verdict import outcome, recorded_on
 from cs336_systems.record.measurement import WHOLE_CELL
 from scripts.checks import HONEST, Case, Cases, check, name_row
 from scripts.views.cells import cell_of
-from scripts.views.what_fits import PREDICTED, judged, predictions
+from scripts.views.what_fits import PREDICTED, evaluated, predictions
 
 FAR = 0.04
 """Largest difference of any peak: for models so small that the allocator's blocks matter."""
@@ -27,7 +27,7 @@ def predicted(tables: Mapping[str, DataFrame]) -> DataFrame:
 @check("{n:step}; at most {most:.1%}", ON_GPUS)
 def memory_is_predicted(predicted: DataFrame) -> Cases:
     """A step's peak memory is predicted within {FAR:.0%}, and {SHARE:.0%} of the steps' within {MEMORY_WITHIN:.0%}."""
-    rows = judged(predicted, "memory")
+    rows = evaluated(predicted, "memory")
     share = (rows["memory_error"].abs() <= MEMORY_WITHIN).mean()
     for _, row in rows.iterrows():
         error = float(abs(row["memory_error"]))
@@ -41,7 +41,7 @@ def time_is_predicted(predicted: DataFrame) -> Cases:
 
     HONEST is added, because a run may be slower or faster than the recorded ones.
     """
-    for _, row in judged(predicted, "time").iterrows():
+    for _, row in evaluated(predicted, "time").iterrows():
         error = float(abs(row["time_error"]))
         within = TIME_WITHIN if recorded_on(row["gpu"]) else ELSEWHERE
         said = f"{row['time']:.1f} ms, {row['time_predicted']:.1f} predicted"

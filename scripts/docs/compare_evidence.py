@@ -42,8 +42,8 @@ PLANTINGS = 200
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """Verdicts on unchanged runs, and the planted slowdowns that were detected."""
+class ErrorRates:
+    """Verdicts on unchanged runs, and the share of planted slowdowns that were detected."""
 
     comparisons: int
     times: int
@@ -65,7 +65,7 @@ class Evidence:
         return [name, str(self.comparisons), str(self.times), wrong, *texts]
 
 
-def evidence(comparisons: Sequence[Sequence[Difference]], plantings: int = PLANTINGS) -> Evidence:
+def error_rates(comparisons: Sequence[Sequence[Difference]], plantings: int = PLANTINGS) -> ErrorRates:
     """The verdicts on comparisons of unchanged runs, without and with randomly planted slowdowns, many times."""
     generator = numpy.random.default_rng(0)
     wrong = sum(verdict in (FASTER, SLOWER) for each in comparisons for verdict in decide(each))
@@ -83,7 +83,7 @@ def evidence(comparisons: Sequence[Sequence[Difference]], plantings: int = PLANT
     table = DataFrame(verdicts, columns=["planted", "resolved", "verdict"])
     planted, others = table[table["planted"]], table[~table["planted"]]
     every = [one for each in comparisons for one in each]
-    return Evidence(
+    return ErrorRates(
         comparisons=len(comparisons),
         times=len(every),
         wrong=wrong,
@@ -122,11 +122,13 @@ def of_launches(folder: Path) -> list[list[Difference]]:
 
 def rows(folders: dict[str, Path], page: str) -> Iterator[list[str]]:
     """The lines of the table; for launches without a given folder, the page's present line."""
-    yield evidence([held_out(from_history())]).line("H200s, pairs in the record's history (models fitted without them)")
+    yield error_rates([held_out(from_history())]).line(
+        "H200s, pairs in the record's history (models fitted without them)"
+    )
     names = {"gpu": "one GPU, pairs of launches", "cpu": "two loaded cores, pairs of launches"}
     for device, name in names.items():
         if device in folders:
-            yield evidence(of_launches(folders[device])).line(name)
+            yield error_rates(of_launches(folders[device])).line(name)
         else:
             yield from (line[2:-2].split(" | ") for line in page.splitlines() if line.startswith(f"| {name} |"))
 

@@ -8,7 +8,7 @@ from scripts.docs import api
 from scripts.docs.gpus import short_name
 from scripts.docs.markdown import table, with_table
 from scripts.views.data import load_recorded
-from scripts.views.what_fits import judged, predictions, summary
+from scripts.views.what_fits import evaluated, predictions, summary
 
 HEADER = ("recorded steps", "number", "median error", "largest error")
 
@@ -24,7 +24,7 @@ def errors() -> Iterator[list[str]]:
     for raw in (RECORDED, *OTHERS):
         steps = predictions(load_recorded(raw), known)
         name = short_name(steps["gpu"].iloc[0])
-        memory, time = (summary(judged(steps, what)[f"{what}_error"]) for what in ("memory", "time"))
+        memory, time = (summary(evaluated(steps, what)[f"{what}_error"]) for what in ("memory", "time"))
         fitted = "weights fitted to them" if raw == RECORDED else "nothing fitted to them"
         yield [f"{name}: peak memory", *line(**memory)]
         yield [f"{name}: device-bound times, {fitted}", *line(**time)]

@@ -19,16 +19,16 @@ REACH = (0.05, 3000)
 def draw(data: DataFrame) -> Figure:
     """One panel per precision: rate against FLOPs per byte, with the roofs, and one mark for each kind of kernel."""
     gpu, close = gpu_of(measured_gpu({"": data})), profiled_closely(data)
-    found = block_kernels(close)
-    if gpu is None or not len(found):
+    kernels = block_kernels(close)
+    if gpu is None or not len(kernels):
         raise NotDrawn("no GPU with known peak rates was profiled, so there is no roofline")
     row = close.iloc[0]
-    precisions = [name for name in PRECISIONS if name in set(found["precision"])]
+    precisions = [name for name in PRECISIONS if name in set(kernels["precision"])]
     figure, panels = subplots(len(precisions), height=3.1)
     for axes, precision in zip(panels, precisions, strict=True):
         draw_roof(axes, gpu, precision)
         for place, (kind, marker) in enumerate(MARKERS.items()):
-            own = select(found, precision=precision, kind=kind)
+            own = select(kernels, precision=precision, kind=kind)
             axes.plot(
                 own["intensity"],
                 own["flops"] / 1e12,

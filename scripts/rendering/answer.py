@@ -63,7 +63,7 @@ def say(*sentences: str, **values: Any) -> Typst:
 
     Args:
         sentences: Typst markup with fields, or a `Typst`, which is finished. `{name}` prints a string (escaped), markup
-            or a whole number, `{row[column]}` that of a row; `{name:ms}` a number in a unit; `{name:times}` and the
+            or a whole number, `{row[column]}` a row's value; `{name:ms}` a number in a unit; `{name:times}` and the
             like apply one of FILTERS; `{a / b:times}` prints a ratio, `{a - b:ms}` a difference, if a is larger;
             `{name:span ms}` prints the minimum and maximum of a pair.
         values: by the names in the sentences. So a sentence about a missing number, or about a row that is None, leaves
@@ -192,8 +192,8 @@ class Answer:
                 `tab-NAME-2` and so on, in order.
             figure: makes the markup of a figure of the report from its name.
         """
-        told = f"{self.headline} {self.more}" if self.verdict and self.more else self.headline
-        blocks = [f"#answer({string(name)}, [{escape(self.asked)}], [{told}])"]
+        bold = f"{self.headline} {self.more}" if self.verdict and self.more else self.headline
+        blocks = [f"#answer({string(name)}, [{escape(self.asked)}], [{bold}])"]
         if self.verdict:
             numbers = count_from(1)
 

@@ -93,8 +93,8 @@ def _check_files(contents: Contents, templates: Path) -> None:
         check_name(f"figures.{name}.script", figure.script, _stems("scripts.figures"))
         given = [key for key in SOURCES if getattr(figure, key)]
         if len(given) != 1:
-            found = " and ".join(given) or "no source"
-            raise ValueError(f"figures.{name} has {found}; allowed: one of {', '.join(SOURCES)}")
+            keys = " and ".join(given) or "no source"
+            raise ValueError(f"figures.{name} has {keys}; allowed: one of {', '.join(SOURCES)}")
         if figure.table:
             check_name(f"figures.{name}.table", figure.table, EXPERIMENTS)
         elif figure.trace:

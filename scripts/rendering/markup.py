@@ -40,9 +40,9 @@ def string(text: str) -> Typst:
     return Typst(json.dumps(shown, ensure_ascii=False))
 
 
-def _printable(found: re.Match[str]) -> str:
+def _printable(match: re.Match[str]) -> str:
     """A character, or its code point if no font has it."""
-    return found[0] if ord(found[0]) in covered_characters() else f"[U+{ord(found[0]):04X}]"
+    return match[0] if ord(match[0]) in covered_characters() else f"[U+{ord(match[0]):04X}]"
 
 
 def escape(text: str) -> Typst:
@@ -116,7 +116,7 @@ milliseconds = partial(with_unit, unit="ms")
 def span(values: Sequence[float | None], unit: str) -> Typst:
     """A minimum and a maximum, "3.0 ms to 4.0 ms", or a single number if they are equal after rounding.
 
-    `unit` is that of the numbers; "×" for ratios, "%" for fractions.
+    `unit` is the numbers' unit; "×" for ratios, "%" for fractions.
     """
     texts = [{"×": times, "%": percent}.get(unit, lambda value: with_unit(value, unit))(value) for value in values]
     return Typst(" to ".join(dict.fromkeys(texts)))

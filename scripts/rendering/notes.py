@@ -72,9 +72,9 @@ def blocks(text: str, number: Callable[[str], Typst]) -> Iterator[str]:
 def inline(text: str, number: Callable[[str], Typst]) -> str:
     """A line; everything except the marks of SPAN is literal."""
     parts, end = [], 0
-    for found in SPAN.finditer(text):
-        parts += [literal(text[end : found.start()]), marked(found, number)]
-        end = found.end()
+    for match in SPAN.finditer(text):
+        parts += [literal(text[end : match.start()]), marked(match, number)]
+        end = match.end()
     return "".join([*parts, literal(text[end:])])
 
 
@@ -83,14 +83,14 @@ def literal(text: str) -> str:
     return escape(text) if text else ""
 
 
-def marked(found: re.Match[str], number: Callable[[str], Typst]) -> str:
+def marked(match: re.Match[str], number: Callable[[str], Typst]) -> str:
     """One mark of SPAN."""
-    kind = str(found.lastgroup)
+    kind = str(match.lastgroup)
     if kind == "url":
-        return f"#link({string(found['url'])})[{inline(found['text'], number)}]"
+        return f"#link({string(match['url'])})[{inline(match['text'], number)}]"
     if kind in ("strong", "emph"):
-        return f"#{kind}[{inline(found[kind], number)}]"
-    return f"#raw({string(found['code'])})" if kind == "code" else number(found["number"])
+        return f"#{kind}[{inline(match[kind], number)}]"
+    return f"#raw({string(match['code'])})" if kind == "code" else number(match["number"])
 
 
 def number(name: str, tables: Mapping[str, Any]) -> Typst:

@@ -8,7 +8,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +145,7 @@ def by_experiment(cells: DataFrame) -> Table:
     )
 
 
-def reasons(given: Sequence[str]) -> Table:
+def reasons(given: Iterable[str]) -> Table:
     """The number of undecided times, by reason."""
     counts = Counter(
         re.sub(r"only a change.*", "the change is too small to be detected", each) for each in given if each

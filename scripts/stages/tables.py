@@ -27,7 +27,7 @@ def merge(
 ) -> list[dict[str, Any]]:
     """Write the table of the labelled machine's measurements; without files, a table with columns and no rows.
 
-    With a plan, the table, and so the report, has only the plan's cells. Others, such as those of a grid that had more
+    With a plan, the table, and so the report, has only the plan's cells. Others, such as cells of a grid that had more
     values when it was measured, are only counted.
 
     Returns:

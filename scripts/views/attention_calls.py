@@ -41,13 +41,13 @@ def without_own(table: DataFrame) -> DataFrame:
 def with_kernels_for_hopper(table: DataFrame) -> DataFrame:
     """Rows of `flash` with `for_hopper`, whether the row's cell launched our kernels for Hopper, by their names.
 
-    Also with `told`, whether its kernels were recorded.
+    Also with `recorded`, whether its kernels were recorded.
     """
     columns = parameters(Flash)
     recorded = table[table["metric"] == "launches"]
     launched = recorded[recorded["kernels"].str.contains(rf"\b{HOPPER_KERNEL}\b")]
     cells = MultiIndex.from_frame(table[columns])
-    marks = {"for_hopper": launched, "told": recorded}
+    marks = {"for_hopper": launched, "recorded": recorded}
     return table.assign(**{name: cells.isin(MultiIndex.from_frame(rows[columns])) for name, rows in marks.items()})
 
 

@@ -77,8 +77,8 @@ def scores(met: DataFrame) -> DataFrame:
     """
     columns = {"cells": ("ratio", "size"), "won": ("won", "sum"), "lost": ("lost", "sum")}
     columns |= {"median": ("ratio", "median"), "least": ("ratio", "min"), "most": ("ratio", "max")}
-    found = met.groupby(["kind", PARAMETER], as_index=False).agg(**columns)
-    return found.assign(even=found["cells"] - found["won"] - found["lost"])
+    scored = met.groupby(["kind", PARAMETER], as_index=False).agg(**columns)
+    return scored.assign(even=scored["cells"] - scored["won"] - scored["lost"])
 
 
 def score_sentence(score: Series, other: str, aside: str = "") -> Typst:

@@ -50,9 +50,9 @@ def contenders(kind: Kind, table: DataFrame) -> DataFrame:
     Columns: the parameters, `label`, `gpu` and `gpu_memory`, and `described`'s; STATISTICS of the step, ms;
     `wide`, whether its steps are more than WIDE_SPREAD apart, and `star`, which marks them in tables; the medians of
     the other metrics, as measured, NaN where they were not, and of PHASES where they do not `add_up` to the step;
-    `memory`, MiB: the peak, and what lies outside of the allocator; `synchronization_share`, that of the step whose
-    phases were timed.
-    From the profiled step: `hidden_share` of its communication, `busy_share`; `forward_share`, that of the hidden
+    `memory`, MiB: the peak, and what lies outside of the allocator; `synchronization_share`, of the step whose phases
+    were timed.
+    From the profiled step: `hidden_share` of its communication, `busy_share`; `forward_share`, the share of hidden
     all-gathers in the profiled forward pass; `host_bound`, by the median of the cell's contenders, since one alone may
     wait for something else than the host.
     Against the baseline of the cell, NaN where there is none: the columns of `against_the_baseline`.
@@ -169,7 +169,7 @@ def against_the_baseline(kind: Kind, rows: DataFrame) -> DataFrame:
 
 
 def exposures(kind: Kind, row: Series, baselines: DataFrame) -> tuple[float, float, float]:
-    """The median, minimum and maximum over the rounds of a contender's step beyond that of its baseline, ms."""
+    """The median, minimum and maximum over the rounds of a contender's step beyond its baseline's, ms."""
     if row["contender"] == BASELINE or row["cell"] not in baselines.index:
         return nan, nan, nan
     baseline = baselines.loc[row["cell"]]

@@ -41,8 +41,8 @@ def wrappers(tables: Mapping[str, DataFrame]) -> DataFrame:
 def fastest_of_each(cell: DataFrame) -> DataFrame:
     """Of a cell's contenders, the fastest of each kind; of PyTorch's, those with default settings and the fastest."""
     kinds = [[BASELINE], *([name] for name in OURS), PYTORCH[:1], PYTORCH, *([name] for name in names_in(cell, OWN))]
-    found = [fastest(cell, names) for names in kinds]
-    return cell.loc[list(dict.fromkeys(row.name for row in found if row is not None))]
+    rows = [fastest(cell, names) for names in kinds]
+    return cell.loc[list(dict.fromkeys(row.name for row in rows if row is not None))]
 
 
 def every_wrapper(table: DataFrame, rows: DataFrame) -> Captioned:
@@ -64,7 +64,7 @@ def every_wrapper(table: DataFrame, rows: DataFrame) -> Captioned:
 
 def duel_answer(
     asked: str,
-    found: Sequence[Duel],
+    duels: Sequence[Duel],
     names: tuple[str, str],
     *,
     more: Sequence[str],
@@ -76,9 +76,9 @@ def duel_answer(
     The verdict is about the first duel. Sentences can name the `facts`, the rows `own` and `other`, and what
     `elsewhere` and `difference` return.
     """
-    own, other, speed = found[0].first, found[0].other, found[0].speed
-    known = Facts(own=own, other=other, elsewhere=elsewhere(found), difference=difference(own, other, *names), **facts)
-    where = "" if speed.faster is None else f"({found[0].cell})"
+    own, other, speed = duels[0].first, duels[0].other, duels[0].speed
+    known = Facts(own=own, other=other, elsewhere=elsewhere(duels), difference=difference(own, other, *names), **facts)
+    where = "" if speed.faster is None else f"({duels[0].cell})"
     return Answer(asked, speed.sentence(*names, where), known.say(*more), reason=known.say(*reason))
 
 
@@ -91,10 +91,10 @@ def why_untold(table: DataFrame, rows: DataFrame) -> str:
     return "Not measured in any device-bound cell."
 
 
-def elsewhere(found: Sequence[Duel], against: str = "") -> Typst:
+def elsewhere(duels: Sequence[Duel], against: str = "") -> Typst:
     """The results of all cells except the first."""
     words = f"In other settings{against}: {{others:listing}}."
-    return say(words, others=[_outcome(duel) for duel in found[1:]])
+    return say(words, others=[_outcome(duel) for duel in duels[1:]])
 
 
 def _outcome(duel: Duel) -> Typst:

@@ -83,8 +83,8 @@ def measured_steps(tables: Mapping[str, DataFrame]) -> DataFrame:
     return steps
 
 
-def judged(steps: DataFrame, what: str) -> DataFrame:
-    """The predictions whose error counts: all for `memory`, those of device-bound steps for `time`."""
+def evaluated(steps: DataFrame, what: str) -> DataFrame:
+    """The predictions whose error counts: all for `memory`, only device-bound steps for `time`."""
     rows = steps.dropna(subset=[f"{what}_error"])
     return rows if what == "memory" else rows[rows["device_bound"]]
 

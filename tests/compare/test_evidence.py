@@ -10,7 +10,7 @@ from cs336_systems.compare.results import read_results
 from cs336_systems.compare.statistics import FITTED, run_to_run
 from scripts.calibration.pairs import from_history, pairs_of
 from scripts.calibration.run_to_run import fit
-from scripts.docs.compare_evidence import PAGE, evidence, held_out, of_launches
+from scripts.docs.compare_evidence import PAGE, error_rates, held_out, of_launches
 from tests.samples import ROOT
 
 LAUNCHES = ROOT / "tests/compare/h200_launches"
@@ -18,7 +18,7 @@ LAUNCHES = ROOT / "tests/compare/h200_launches"
 
 
 def test_two_launches_on_one_gpu():
-    result = evidence(of_launches(LAUNCHES))
+    result = error_rates(of_launches(LAUNCHES))
     assert result.times >= 40
     assert result.wrong == 0
     assert result.wrong_others <= 0.01
@@ -45,7 +45,7 @@ def test_the_pairs_in_the_history_of_the_record():
     if shallow.returncode or int(shallow.stdout) < 100:
         pytest.skip("there is no history here")
     pairs = from_history()
-    result = evidence([held_out(pairs)], plantings=50)
+    result = error_rates([held_out(pairs)], plantings=50)
     assert result.times >= 1000
     assert result.wrong <= 0.01 * result.times
     assert result.wrong_others <= 0.01
@@ -53,7 +53,7 @@ def test_the_pairs_in_the_history_of_the_record():
     assert result.detected_of_all >= 0.85
     counts = result.line("")[1:4]
     assert f" | {' | '.join(counts)} | " in (ROOT / PAGE).read_text(encoding="utf-8"), (
-        f"stale: python -m {evidence.__module__}"
+        f"stale: python -m {error_rates.__module__}"
     )
     fitted, used = fit(pairs), run_to_run(on_gpu=True)
     ratios = [used.deviation(pair.a) / fitted.deviation(pair.a) for pair in pairs]
