@@ -71,9 +71,9 @@ class Comparison:
     only_a: tuple[str, ...]
     """Names of the cells that only the first run has."""
     only_b: tuple[str, ...]
-    stated: Mapping[str, tuple[str, str]]
+    differs: Mapping[str, tuple[str, str]]
     """Columns that differ between the runs, with the values of both."""
-    code: Mapping[str, bool]
+    same_code: Mapping[str, bool]
     """By experiment, whether both runs measured it with the same digest of the code."""
     widened: float
     """Factor on all intervals: how much more the cells of unchanged code differ than calibrated."""
@@ -125,8 +125,8 @@ def compare(
         cells=cells,
         only_a=tuple(cells_a[key].name for key in cells_a if key not in cells_b),
         only_b=tuple(cells_b[key].name for key in cells_b if key not in cells_a),
-        stated=stated(rows_a, rows_b),
-        code=code(rows_a, rows_b),
+        differs=differing(rows_a, rows_b),
+        same_code=same_code(rows_a, rows_b),
         widened=widened,
         margin=margin,
         on_gpu=on_gpu,
@@ -170,8 +170,8 @@ def compare_samples(a: Samples, b: Samples, *, on_gpu: bool, margin: float = MAR
         cells=cells,
         only_a=tuple(name for name in a.times if name not in b.times),
         only_b=tuple(name for name in b.times if name not in a.times),
-        stated={name: both for name, both in about.items() if both[0] != both[1]},
-        code={},
+        differs={name: both for name, both in about.items() if both[0] != both[1]},
+        same_code={},
         widened=widened,
         margin=margin,
         on_gpu=on_gpu,
@@ -245,7 +245,7 @@ def finished(cell: Compared, widened: Difference, verdict: Verdict) -> Compared:
     return replace(cell, difference=widened, verdict=verdict, reason=reason)
 
 
-def stated(a: Sequence[Row], b: Sequence[Row]) -> dict[str, tuple[str, str]]:
+def differing(a: Sequence[Row], b: Sequence[Row]) -> dict[str, tuple[str, str]]:
     """The columns of provenance in which two runs differ, with the values of each."""
     values = [{name: {str(getattr(row, name)) for row in rows} for name in STATED} for rows in (a, b)]
     return {name: (listed(a, name), listed(b, name)) for name in STATED if values[0][name] != values[1][name]}
@@ -260,7 +260,7 @@ def listed(rows: Iterable[Row], column: str) -> str:
     return ", ".join(values[:MOST_LISTED]) + more
 
 
-def code(a: Sequence[Row], b: Sequence[Row]) -> dict[str, bool]:
+def same_code(a: Sequence[Row], b: Sequence[Row]) -> dict[str, bool]:
     """By common experiment, whether both runs have the same revisions of their code."""
     of_side: list[dict[str, set[str]]] = [{}, {}]
     for revisions, rows in zip(of_side, (a, b), strict=True):

@@ -34,17 +34,9 @@ def cell_json(cell: Compared) -> dict[str, Any]:
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
     """A comparison as plain values, for `json.dump`."""
-    return {
-        "a": comparison.a,
-        "b": comparison.b,
+    return vars(comparison) | {
         "false_discovery_rate": LEVEL,
-        "margin": comparison.margin,
-        "widened": comparison.widened,
         "counts": {verdict: comparison.count(verdict) for verdict in VERDICTS},
-        "differs": {name: list(both) for name, both in comparison.stated.items()},
-        "same_code": dict(comparison.code),
-        "only_a": list(comparison.only_a),
-        "only_b": list(comparison.only_b),
         "cells": [cell_json(cell) for cell in comparison.cells],
     }
 
@@ -61,10 +53,10 @@ def to_text(comparison: Comparison) -> str:
     """Format a comparison for a terminal: differences, counts, what bounds them, and the cells that changed most."""
     a, b = comparison.a, comparison.b
     lines = [f"{b} against {a}: {len(comparison.cells)} common times", ""]
-    lines += [f"  {name}: {one} -> {other}" for name, (one, other) in comparison.stated.items()]
-    if comparison.code:
-        lines += [] if comparison.stated else ["  Same machine and versions."]
-        changed = ", ".join(name for name, same in comparison.code.items() if not same)
+    lines += [f"  {name}: {one} -> {other}" for name, (one, other) in comparison.differs.items()]
+    if comparison.same_code:
+        lines += [] if comparison.differs else ["  Same machine and versions."]
+        changed = ", ".join(name for name, same in comparison.same_code.items() if not same)
         lines.append(f"  code: {f'differs for {changed}' if changed else 'the same'}")
     if comparison.cells[0].experiment == SAMPLES:
         device, other = ("GPU", "cpu") if comparison.on_gpu else ("CPU", "gpu")

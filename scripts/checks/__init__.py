@@ -46,10 +46,6 @@ def rows_of(tables: Mapping[str, DataFrame], **wanted: Any) -> Iterator[tuple[st
             yield name_row(name, row), row
 
 
-class Unlisted(Exception):
-    """Raised for the data sheet of a GPU that is not listed, or of a CPU: the law does not apply."""
-
-
 class Case(NamedTuple):
     """One of the cases that a check examines."""
 
@@ -137,15 +133,11 @@ def checks_of(module: ModuleType, tables: Mapping[str, DataFrame]) -> Iterator[C
     """
     given: dict[str, Any] = {"tables": tables}
     for examine in list(vars(module).values()):
-        if getattr(examine, "__module__", "") != module.__name__ or not is_check(examine):
+        own = getattr(examine, "__module__", "") == module.__name__ and not isinstance(examine, type)
+        if not own or signature(examine).return_annotation not in (Check, Iterator[Check]):
             continue
         for name in signature(examine).parameters:
             if name not in given:
                 given[name] = tables[name] if name in tables else getattr(module, name)(tables)
         checks = examine(*(given[name] for name in signature(examine).parameters))
         yield from [checks] if isinstance(checks, Check) else checks
-
-
-def is_check(examine: Callable[..., Any]) -> bool:
-    """Whether a function returns one check or yields several."""
-    return signature(examine).return_annotation in (Check, Iterator[Check])

@@ -11,29 +11,16 @@ from scripts.views.data import select
 NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
-def normed(row: Series) -> str:
-    """The precision of layer norm's output: autocast keeps it in fp32 on a GPU, and has no rule on a CPU."""
-    return "fp32" if row["gpu"] else str(row["autocast"])
-
-
-def rung(row: Series) -> str:
-    """The precision of a rung's computations."""
-    return "fp32" if RUNGS[row["rung"]].precision == "fp32" else "bf16"
-
-
-def rung_weights(row: Series) -> str:
-    """The precision of a rung's weights: fp32 under autocast."""
-    return "bf16" if RUNGS[row["rung"]].precision == "bf16" else "fp32"
-
-
 EXPECTED: Mapping[tuple[str, str], Callable[[Series], str]] = {
     # Autocast keeps cross-entropy in fp32, and a gradient has its parameter's dtype.
     **{("autocast_dtypes", metric): lambda row: "fp32" for metric in ("parameters", "loss", "gradients")},
     **{("autocast_dtypes", metric): lambda row: str(row["autocast"]) for metric in ("fc1_output", "logits")},
-    ("autocast_dtypes", "norm_output"): normed,
+    # It keeps layer norm's output in fp32 on a GPU, and has no rule on a CPU.
+    ("autocast_dtypes", "norm_output"): lambda row: "fp32" if row["gpu"] else str(row["autocast"]),
     ("end_to_end", "logits_dtype"): lambda row: str(row["precision"]),
-    ("training_ladder", "attention_dtype"): rung,
-    ("training_ladder", "weights_dtype"): rung_weights,
+    # A rung under autocast computes in bf16 on fp32 weights.
+    ("training_ladder", "attention_dtype"): lambda row: "fp32" if RUNGS[row["rung"]].precision == "fp32" else "bf16",
+    ("training_ladder", "weights_dtype"): lambda row: "bf16" if RUNGS[row["rung"]].precision == "bf16" else "fp32",
 }
 """The required precision of a row's dtype, by experiment and metric; under autocast, according to PyTorch's documented
 rules."""

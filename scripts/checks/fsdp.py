@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from scripts.checks import Case, Cases, check
@@ -19,11 +19,6 @@ def rows(tables: Mapping[str, DataFrame]) -> DataFrame:
     return contenders(FullyShardedTraining, tables["fsdp"])
 
 
-def name_contender(row: Series) -> str:
-    """A contender in a cell, in words."""
-    return f"{row['contender']}, {row['cell']}"
-
-
 @check("{n:unit}", ON_GPUS)
 def weights_arrive_before_they_are_used(fsdp: DataFrame, rows: DataFrame) -> Cases:
     """No unit's computation begins before its weights arrive.
@@ -35,5 +30,5 @@ def weights_arrive_before_they_are_used(fsdp: DataFrame, rows: DataFrame) -> Cas
         known = max(len(series(FullyShardedTraining, fsdp, row, metric)) for metric in SERIES)
         early = units["begins"] < units[["gather_ends", "needed"]].max(axis=1) - DIGITS * units["begins"].max()
         for index in range(known):
-            detail = f"unit {index} of {known}"
-            yield Case(name_contender(row), index >= len(units) or bool(early.iloc[index]), detail)
+            wrong = index >= len(units) or bool(early.iloc[index])
+            yield Case(f"{row['contender']}, {row['cell']}", wrong, f"unit {index} of {known}")

@@ -1,6 +1,6 @@
 """Self-checks of the kernel profile."""
 
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
 from cs336_systems.accounting.transformer import forward_products
 from cs336_systems.compare.speed import host_bound
@@ -30,11 +30,6 @@ SPLIT_SUM = "_split_k"
 NO_KERNEL = "no kernel was profiled"
 
 
-def name(row: Series) -> str:
-    """A cell, or a stage of one, in words."""
-    return name_row(KernelProfile.name, row)
-
-
 @check("{n:stage}, or within {STAGE_SLACK_MS:g} ms; largest difference {most:.1%}", "idle time exists on GPUs only")
 def stages_add_up(kernel_profile: DataFrame) -> Cases:
     """A stage's kernels and idle time agree with its CUDA events within {STAGE_TOLERANCE:.0%}, or
@@ -47,7 +42,7 @@ def stages_add_up(kernel_profile: DataFrame) -> Cases:
         error = abs(traced - events) / events if abs(traced - events) > STAGE_SLACK_MS else 0.0
         tolerance = HOST_TOLERANCE if host_bound(events, row["stage_busy"]) else STAGE_TOLERANCE
         detail = f"{traced:.2f} ms in the trace, {events:.2f} ms between the events"
-        yield Case(name(row), error > tolerance, detail, error)
+        yield Case(name_row(KernelProfile.name, row), error > tolerance, detail, error)
 
 
 @check("{n:cell}", NO_KERNEL)
@@ -61,7 +56,8 @@ def products_are_counted(kernel_profile: DataFrame) -> Cases:
     rows = rows[rows["kernel"].map(is_product).astype(bool) & ~rows["kernel"].str.endswith(SPLIT_SUM)]
     for _, row in rows.groupby(CELL)["calls"].sum().reset_index().iterrows():
         expected = forward_products(parse_size(row["size"]))
-        yield Case(name(row), row["calls"] != expected, f"{row['calls']:g} kernels, {expected} matmuls")
+        detail = f"{row['calls']:g} kernels, {expected} matmuls"
+        yield Case(name_row(KernelProfile.name, row), row["calls"] != expected, detail)
 
 
 @check("{n:kernel}", NO_KERNEL)

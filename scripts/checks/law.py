@@ -12,7 +12,7 @@ from pandas import DataFrame, Series
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.gpus import Gpu, gpu_of
 from cs336_systems.record.rows import parameters
-from scripts.checks import Case, Check, Unlisted, conclude, name_row
+from scripts.checks import Case, Check, conclude, name_row
 from scripts.views.data import measured_gpu, one, select
 
 Expected = float | tuple[float, float] | None
@@ -21,6 +21,10 @@ EQUAL = 1e-6
 """Relative difference explained by rounding."""
 SOME = math.ulp(0.0)
 """The least number above 0."""
+
+
+class Unlisted(Exception):
+    """Raised for the data sheet of a GPU that is not listed, or of a CPU: the law does not apply."""
 
 
 @dataclass(frozen=True)

@@ -154,11 +154,6 @@ def held(category: str) -> Callable[[Reading], Expected]:
     return expected
 
 
-def additions(it: Reading) -> Expected:
-    """Two additions to the residual stream per block."""
-    return 2 * parse_size(it.row["size"]).num_layers if it.row["model"] == MemoryProfile.model else None
-
-
 def up_to_the_most(it: Reading) -> Expected:
     """Up to the maximum of a row's category; equal to it at the peak if the category persists."""
     most = it.of("most", stage="")
@@ -496,7 +491,13 @@ LAWS = {
         ),
     ],
     "the forward pass allocates a tensor of the residual stream's size twice per block, by an addition": [
-        Law("memory_profile", "residual_tensors", additions, where={"operator": "add"}, per="peak_allocated"),
+        Law(
+            "memory_profile",
+            "residual_tensors",
+            lambda it: 2 * parse_size(it.row["size"]).num_layers if it.row["model"] == it.kind.model else None,
+            where={"operator": "add"},
+            per="peak_allocated",
+        ),
     ],
     "the memory timeline reaches each stage's peak and never exceeds it": [
         Law("memory_profile", "stage_peak", reached, DIGITS),
@@ -539,13 +540,7 @@ LAWS = {
         ),
     ],
     "tensors fit into the allocated memory, this into its peak, and the peak into the device": [
-        Law(
-            "optimizer_sharding",
-            "allocated",
-            tensors_of_all_ranks,
-            (DIGITS, 0.0),
-            column=total,
-        ),
+        Law("optimizer_sharding", "allocated", tensors_of_all_ranks, (DIGITS, 0.0), column=total),
         Law("optimizer_sharding", "peak_memory", in_use, (DIGITS, 0.0), column=largest),
     ],
     "contenders that update all parameters take equally long for the update": [

@@ -96,12 +96,12 @@ def compared(kind: Kind, table: DataFrame) -> DataFrame:
 
 
 def described(kind: Kind, rows: DataFrame) -> DataFrame:
-    """Rows of contenders in the order of tables, with `title`, `family` and `cell` in words."""
+    """Rows of contenders in the order of tables, with `title`, `family` and `cell` in words: "2.7B, 2 GPUs, bf16"."""
     families = {each.name: FOREIGN if each.foreign else OURS for each in kind.contenders}
     rows = rows.assign(
         title=[title(kind, row) for _, row in rows.iterrows()],
         family=[families.get(name, OWN) for name in rows["contender"]],
-        cell=[cell_name(kind, row) for _, row in rows.iterrows()],
+        cell=[f"{row['label']}, {ranks_of(row)}, {setting_name(kind, row)}" for _, row in rows.iterrows()],
     )
     sizes = sorted(rows["bucket_mb"].unique(), key=lambda size: float(size or math.inf))
     names = [*dict.fromkeys([*families, *rows["contender"]])]
@@ -114,11 +114,6 @@ def title(kind: Kind, row: Series) -> str:
     if declared is None:
         return str(row["contender"])
     return declared.title + (f", {row['bucket_mb']} {'MiB' if declared.foreign else 'MB'}" if row["bucket_mb"] else "")
-
-
-def cell_name(kind: Kind, row: Series) -> str:
-    """A cell in words, as in "2.7B, 2 GPUs, bf16"."""
-    return f"{row['label']}, {ranks_of(row)}, {setting_name(kind, row)}"
 
 
 def ranks_of(row: Series) -> str:

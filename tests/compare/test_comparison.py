@@ -33,10 +33,10 @@ def test_a_copy_is_the_same_or_undecided(recorded, tmp_path):
     compared = compare(recorded, results(tmp_path, JOBS))
     assert compared.count(FASTER) == compared.count(SLOWER) == 0
     assert compared.count(SAME) > 40
-    assert not compared.stated
+    assert not compared.differs
     assert not compared.only_a
     assert not compared.only_b
-    assert all(compared.code.values())
+    assert all(compared.same_code.values())
     assert compared.widened == 1
 
 
@@ -136,8 +136,8 @@ def test_what_differs_is_stated_and_what_is_on_one_side_is_named(recorded, tmp_p
         return row.model_copy(update={"torch": "2.12.0+cu130", "revisions": "flash=0"})
 
     compared = compare(recorded, results(tmp_path, JOBS[:2], newer))
-    assert compared.stated == {"torch": ("2.11.0+cu130", "2.12.0+cu130")}
-    assert compared.code == {"flash": False}
+    assert compared.differs == {"torch": ("2.11.0+cu130", "2.12.0+cu130")}
+    assert compared.same_code == {"flash": False}
     assert len(compared.only_a) == 12
     assert any(name.startswith("end_to_end (size small, context 512, precision bf16") for name in compared.only_a)
 
