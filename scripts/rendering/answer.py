@@ -10,7 +10,7 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
-from scripts.rendering.markup import FILTERS, Table, Typst, escape, finalize, measured, span, string, with_unit
+from scripts.rendering.markup import FILTERS, Missing, Table, Typst, escape, finalize, measured, span, string, with_unit
 
 Tables = Mapping[str, DataFrame]
 """The table of each experiment, at one setting."""
@@ -27,10 +27,6 @@ OPERATIONS: dict[str, Callable[[float, float], float]] = {
 """Fields made from two others: the ratio, and the difference if the first is larger."""
 
 
-class _Missing(Exception):
-    """A value that a sentence names was not measured."""
-
-
 class _Sentence(strings.Formatter):
     """Python's format strings over Typst markup, with units for format specifications."""
 
@@ -42,13 +38,13 @@ class _Sentence(strings.Formatter):
                 values = [self.get_field(name, args, kwargs)[0] for name in (first, second)]
                 return (nan if _missing(values) else operation(*values)), field_name
         if kwargs[re.split(r"[.\[]", field_name)[0]] is None:
-            raise _Missing
+            raise Missing
         return super().get_field(field_name, args, kwargs)
 
     def format_field(self, value: Any, format_spec: str) -> str:
         """Escape a value, or print a number in a unit or by one of FILTERS."""
         if _missing(value):
-            raise _Missing
+            raise Missing
         if not format_spec:
             return finalize(value)
         name, _, unit = format_spec.partition(" ")
@@ -77,7 +73,7 @@ def _filled(sentence: str, values: Mapping[str, Any]) -> str:
         return sentence
     try:
         return _Sentence().vformat(sentence, (), values)
-    except _Missing:
+    except Missing:
         return NOTHING
 
 

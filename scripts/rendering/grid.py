@@ -6,16 +6,12 @@ from typing import Any
 
 from pandas import DataFrame
 
-from scripts.rendering.markup import NOT_MEASURED, Table, Typst, fixed, measured, significant
+from scripts.rendering.markup import NOT_MEASURED, Missing, Table, Typst, fixed, measured, significant
 
 NONE = "–"
 """Placeholder in a table for values that were not measured."""
 Columns = Mapping[str, Mapping[str, str] | str]
 """Columns' contents by title, or groups of such columns by the title above them."""
-
-
-class _Missing(Exception):
-    """A number of a cell was not measured."""
 
 
 def cut(value: float) -> str:
@@ -42,7 +38,7 @@ class _Cell(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         """Format one value of a row."""
         if not isinstance(value, str) and not measured(value):
-            raise _Missing
+            raise Missing
         return FORMS[format_spec](value) if format_spec in FORMS else format(value, format_spec)
 
 
@@ -52,7 +48,7 @@ def cell(form: str, row: Mapping[str, Any]) -> str:
         return markup
     try:
         return _Cell().vformat(form, (), row)
-    except _Missing:
+    except Missing:
         return NONE
 
 

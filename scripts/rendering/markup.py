@@ -22,6 +22,10 @@ class Typst(str):
     __slots__ = ()
 
 
+class Missing(Exception):
+    """Raised if a value that a sentence or a cell names was not measured."""
+
+
 @cache
 def covered_characters() -> frozenset[int]:
     """Code points that the fallback font can print."""

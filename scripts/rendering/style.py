@@ -1,6 +1,5 @@
 """The look of all figures: vector graphics, colours for the colour-blind, marks that are distinguishable in grey."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import XAxis, YAxis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 # Okabe & Ito 2008, ordered so that neighbours also differ in lightness.
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#999999"]
@@ -18,7 +17,6 @@ MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
 LINES: list[Any] = ["-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (3, 1)), (0, (1, 2.5))]
 """Line styles, so that the lines of a panel are also distinguishable in grey."""
 HATCHES = ["", "///", "...", "xxx", "\\\\\\"]
-SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 WIDTH = 6.3
 """Width of the page's text, inches."""
 
@@ -142,14 +140,4 @@ def log_scale(axis: XAxis | YAxis) -> None:
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < widest * low else (1,)))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axis.set_minor_formatter(NullFormatter())
-
-
-def powers(axis: XAxis | YAxis, base: int = 10) -> None:
-    """A logarithmic axis whose ticks are powers of its base, as in 2¹⁰: as plain text, since math is not parsed."""
-    set_scale = axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale
-    set_scale("log", base=base)
-    axis.set_major_formatter(
-        FuncFormatter(lambda tick, _: f"{base}{str(round(math.log(tick, base))).translate(SUPERSCRIPTS)}")
-    )
     axis.set_minor_formatter(NullFormatter())

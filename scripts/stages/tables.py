@@ -18,17 +18,11 @@ from scripts.views.coverage import cover_experiment
 from scripts.views.data import frame
 
 
-def merge(
-    experiment: str,
-    csvs: list[str],
-    output: str,
-    machine: str,
-    plan: Plan | None = None,
-) -> list[dict[str, Any]]:
-    """Write the table of the labelled machine's measurements; without files, a table with columns and no rows.
+def merge(experiment: str, csvs: list[str], output: str, plan: Plan) -> list[dict[str, Any]]:
+    """Write the table of the plan's machine; without files, a table with columns and no rows.
 
-    With a plan, the table, and so the report, has only the plan's cells. Others, such as cells of a grid that had more
-    values when it was measured, are only counted.
+    The table, and so the report, has only the plan's cells. Others, such as cells of a grid that had more values when
+    it was measured, are only counted.
 
     Returns:
         The experiment's rows of the plan's coverage.
@@ -37,13 +31,11 @@ def merge(
         Refused: a file was not written by a measurement.
     """
     try:
-        rows = read_jobs(EXPERIMENTS[experiment], map(Path, csvs), machine)
+        rows = read_jobs(EXPERIMENTS[experiment], map(Path, csvs), plan.machine)
     except ValueError as error:
         raise Refused(str(error)) from None
-    covered = cover_experiment(plan, experiment, frame(experiment, rows)) if plan else []
-    rows = planned_rows(plan, experiment, rows) if plan else rows
-    write(experiment, rows, output)
-    return covered
+    write(experiment, planned_rows(plan, experiment, rows), output)
+    return cover_experiment(plan, experiment, frame(experiment, rows))
 
 
 def planned_rows(plan: Plan, experiment: str, rows: Iterable[Row]) -> list[Row]:
@@ -70,13 +62,7 @@ def merge_all(plan: str, csvs: Sequence[str], tables: str, coverage: str, proces
     # The largest first, so that no process starts it when the others are done.
     largest_first = sorted(paths, key=lambda name: -sum(Path(path).stat().st_size for path in paths[name]))
     calls = [
-        {
-            "experiment": name,
-            "csvs": paths[name],
-            "output": f"{tables}/{name}.csv",
-            "machine": planned.machine,
-            "plan": planned,
-        }
+        {"experiment": name, "csvs": paths[name], "output": f"{tables}/{name}.csv", "plan": planned}
         for name in largest_first
     ]
     covered = dict(zip(largest_first, in_processes(merge, calls, processes), strict=True))

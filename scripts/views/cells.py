@@ -38,7 +38,7 @@ def cells(table: DataFrame, kind: type[Experiment], metric: str) -> Iterator[tup
             yield row, rows
 
 
-def side_by_side(table: DataFrame, kind: type[Experiment], column: str = "mean") -> DataFrame:
+def side_by_side(table: DataFrame, kind: type[Experiment], column: str) -> DataFrame:
     """One row per cell, its parameters the index, with a statistic of each metric that no details divide."""
     whole = (table[list(kind.details)] == "").all(axis=1)
     rows = table[whole & (table["status"] == "ok") & table[column].notna()]

@@ -1,8 +1,8 @@
-"""Text of figures: as it is, and ticks that need no math."""
+"""Text of figures as it is, and their legends."""
 
 import pytest
 
-from scripts.rendering.style import legend, note, powers, save, subplots
+from scripts.rendering.style import legend, note, save, subplots
 
 COLOUR = {"one": "red", "two": "green", "three": "blue"}
 
@@ -11,18 +11,6 @@ COLOUR = {"one": "red", "two": "green", "three": "blue"}
 def test_a_name_with_dollar_signs_is_written_as_it_is(tmp_path, name):
     save(note(f"operator {name}"), tmp_path / "figure.svg")
     assert f"<!-- operator {name} -->" in (tmp_path / "figure.svg").read_text()
-
-
-def test_ticks_of_a_logarithmic_axis_are_powers_of_its_base(tmp_path):
-    figure, (axes,) = subplots()
-    axes.plot([2**6, 2**10], [0.01, 100])
-    powers(axes.xaxis, 2)
-    powers(axes.yaxis)
-    save(figure, tmp_path / "figure.svg")
-    picture = (tmp_path / "figure.svg").read_text()
-    for tick in ("2⁶", "2¹⁰", "10⁻²", "10⁰", "10²"):
-        assert f"<!-- {tick} -->" in picture
-    assert "$" not in picture
 
 
 def test_a_legend_shows_each_name_once_with_the_colour_of_what_is_drawn():

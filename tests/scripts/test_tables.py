@@ -12,12 +12,15 @@ from tests.samples import ROOT
 
 PROGRAM = """
 import sys
+from cs336_systems.plan import make_plan
 from scripts.stages.tables import merge
 from scripts.tools.log import log_to
 from scripts.tools.processes import in_processes
+from tests.samples import config
 log, csv, output = sys.argv[1:]
+plan = make_plan(config(machine="cpu"))
 with log_to(log):
-    in_processes(merge, [{"experiment": "accumulation", "csvs": [csv], "output": output, "machine": "cpu"}], 1)
+    in_processes(merge, [{"experiment": "accumulation", "csvs": [csv], "output": output, "plan": plan}], 1)
 """
 
 
