@@ -49,12 +49,12 @@ def contenders(kind: Kind, table: DataFrame) -> DataFrame:
 
     Columns: the parameters, `label`, `gpu` and `gpu_memory`, and `described`'s; STATISTICS of the step, ms;
     `wide`, whether its steps are more than WIDE_SPREAD apart, and `star`, which marks them in tables; the medians of
-    the other metrics, as measured, NaN where they were not, and of PHASES where they do not `add_up` to the step;
+    the other metrics, as measured, NaN where they were not, and of PHASES where they do not add up to the step;
     `memory`, MiB: the peak, and what lies outside of the allocator; `synchronization_share`, of the step whose phases
     were timed.
-    From the profiled step: `hidden_share` of its communication, `busy_share`; `forward_share`, the share of hidden
-    all-gathers in the profiled forward pass; `host_bound`, by the median of the cell's contenders, since one alone may
-    wait for something else than the host.
+    From the profiled step: `hidden_share` of its communication; `forward_share`, the share of hidden all-gathers in the
+    profiled forward pass; `busy`, the device's share of it in the median of the cell's contenders, since one alone may
+    wait for something else than the host, and `host_bound` by it.
     Against the baseline of the cell, NaN where there is none: the columns of `against_the_baseline`.
     """
     table = compared(kind, table)
@@ -66,14 +66,12 @@ def contenders(kind: Kind, table: DataFrame) -> DataFrame:
     rows = described(kind, rows.reset_index())
     rows["wide"] = (rows["p80"] - rows["p20"]) / rows["median"] > WIDE_SPREAD
     rows["star"] = rows["wide"].map({True: " *", False: ""})
-    rows["add_up"] = phases_add_up(rows)
-    rows[PHASES] = rows[PHASES].where(rows["add_up"])
+    rows[PHASES] = rows[PHASES].where(phases_add_up(rows))
     rows["synchronization_share"] = rows["synchronization"] / rows[PHASES].sum(axis=1, skipna=False)
     rows["memory"] = rows["peak_memory"] + rows["outside_memory"].fillna(0)
     rows["hidden_share"] = rows["hidden"] / rows["communication"].replace(0, nan)
     rows["forward_share"] = rows["forward_hidden"] / rows["forward_gathers"].replace(0, nan)
-    rows["busy_share"] = rows["device_busy"] / rows["timeline_length"]
-    rows["busy"] = rows.groupby("cell")["busy_share"].transform("median")
+    rows["busy"] = (rows["device_busy"] / rows["timeline_length"]).groupby(rows["cell"]).transform("median")
     rows["host_bound"] = host_bound(1.0, rows["busy"])
     return against_the_baseline(kind, rows)
 

@@ -28,8 +28,7 @@ def memory(table: DataFrame) -> DataFrame:
 
     Columns: the parameters, `label`, `gpu`, `moment` and those of `described`; those of HELD; `allocated`, `rest`
     (allocated, but none of HELD) and `peak`, NaN if there is no allocator to count them; `total`, everything counted;
-    `least_state`, `most_state` and `whole_state`: the optimizer state of the rank with the least of it, of the rank
-    with the most of it, and of all ranks.
+    `most_state` and `whole_state`: the optimizer state of the rank with the most of it, and of all ranks.
     """
     table = select(compared(OptimizerSharding, table), status="ok")
     keys = [*parameters(OptimizerSharding), "label", "gpu", "contender", "bucket_mb", "moment"]
@@ -50,7 +49,7 @@ def memory(table: DataFrame) -> DataFrame:
     every = ranks.groupby(keys)
     state = every["optimizer_state"]
     fullest = largest.droplevel("rank").assign(peak=every["peak"].max())
-    fullest = fullest.assign(least_state=state.min(), most_state=state.max(), whole_state=state.sum()).reset_index()
+    fullest = fullest.assign(most_state=state.max(), whole_state=state.sum()).reset_index()
     return described(OptimizerSharding, fullest)
 
 
