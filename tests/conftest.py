@@ -50,6 +50,12 @@ def pytest_collection_modifyitems(items):
             item.add_marker(skip)
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    """The processor, and a GPU where there is one."""
+    return request.param
+
+
 def pytest_collection_finish():
     """Leave modules and test items out of collections of garbage: those of benchmarks, and Python's own."""
     gc.freeze()

@@ -9,7 +9,6 @@ from cs336_systems.model import ATTENTION, TransformerBlock, load_model_class
 from cs336_systems.sizes import SIZES, ModelShape
 from tests.support.models import ours, with_random_norms
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SHAPE = ModelShape(d_model=24, d_ff=40, num_layers=2, num_heads=3)
 WIDTH = 8
 """Of a head."""
@@ -51,7 +50,6 @@ def reference_logits(weight, token_ids):
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("sequence", [1, 7, 16])
 def test_logits_and_gradients_match_float64(device, sequence):
     torch.set_float32_matmul_precision("highest")
@@ -68,7 +66,6 @@ def test_logits_and_gradients_match_float64(device, sequence):
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("device", DEVICES)
 def test_bf16_autocast_stays_near_fp32(device):
     model = build(device)
     token_ids = torch.randint(37, (2, 16), device=device)
@@ -81,7 +78,6 @@ def test_bf16_autocast_stays_near_fp32(device):
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("attention", sorted(set(ATTENTION) - {"plain"}))
 def test_attention_functions_agree(device, attention):
     model, other = build(device), build(device, attention=attention)

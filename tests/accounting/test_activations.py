@@ -16,8 +16,6 @@ from cs336_systems.training_step import TrainingStep, precision_context
 from tests.support.live_memory import LiveMemory
 from tests.support.models import ours
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
 
 def saved_by_a_block(device, shape, batch_size, context, precision, attention):
     """The tensors that a block's forward pass saves."""
@@ -31,7 +29,6 @@ def saved_by_a_block(device, shape, batch_size, context, precision, attention):
     return saved
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("attention", ["plain", "flash"])
 @pytest.mark.parametrize(

@@ -31,7 +31,6 @@ from tests.attention.cases import (
 
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 NARROW = (torch.float32, torch.bfloat16)
-on_each_device = pytest.mark.parametrize("device", ["cpu", GPU])
 
 # n_queries, n_keys: powers of two, odd, unequal both ways, one query, one key
 LENGTHS = [(128, 128), (77, 77), (50, 130), (130, 50), (1, 65), (65, 1)]
@@ -84,7 +83,6 @@ def test_tiled_with_large_scores():
     check(case, torch.float32, compute=partial(function_results, TiledFlashAttention))
 
 
-@on_each_device
 @pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 3, 5, 8), (2, 2, 3, 5, 8), (0, 5, 8), (2, 0, 8)])
 def test_any_leading_axes(shape, device):
     q, k, v = make_qkv(shape, 7, device=device)
@@ -223,7 +221,6 @@ def make_variant(name: str, dtype, device="cpu", **options) -> tuple[Case, dict[
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", VARIANTS)
-@on_each_device
 def test_variants_and_the_gradient_of_the_log_sum_exp(device, name, dtype, is_causal):
     case, inputs = make_variant(name, dtype, device, is_causal=is_causal)
     assert not excess(case, inputs, results(case, inputs))
@@ -283,7 +280,6 @@ def plain_loss(q, k, v):
     return (scores.softmax(-1) @ results[1]).square().sum() + scores.logsumexp(-1).sin().sum()
 
 
-@on_each_device
 @pytest.mark.parametrize("kv_heads", [2, 4])
 def test_torch_func(kv_heads, device):
     """Gradients, for each sample alone and of all, with what the samples share on any axis or on none."""
@@ -305,7 +301,6 @@ def test_torch_func(kv_heads, device):
     torch.testing.assert_close(shared(q, k[0], v[0]).movedim(2, 0), want)
 
 
-@on_each_device
 @pytest.mark.parametrize("transform", ["jvp", "hessian", "dual", "compiled jvp", "grad of grad"])
 def test_other_derivatives_are_refused(transform, device):
     q, k, v = make_qkv((2, 9, 8), 9, device=device)

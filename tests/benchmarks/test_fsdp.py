@@ -24,7 +24,6 @@ OPTIONS += "--implementation mine=tests.support.own:FSDP"
 UNITS = {"fsdp": 7 * 3 + 2, "fsdp_blocks": 3 + 2, "fully_shard": 3 + 1, "fully_shard_tuned": 3 + 1}
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_launch_measures_what_is_planned(device, launch_ranks):
     measured = launch_ranks("fsdp", device, *OPTIONS.split())
     rows = {(row.wrapper, row.kind, row.metric): row for row in measured}

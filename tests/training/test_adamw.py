@@ -14,7 +14,6 @@ from cs336_systems.training.clipping import clip_scale
 from cs336_systems.training.master_weights import join_master, split_master
 from tests.support.models import through_a_file
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 MIXED = (torch.float32, torch.bfloat16, torch.float64, torch.float32)
 SHAPES = [(5,), (64, 65), (3, 7, 11), (1,), (4096 + 24,), ()]
 TWO = [(3,), (2, 2)]
@@ -52,7 +51,6 @@ def assert_masters_equal(optimizer, parameters, references, steps):
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_masters_are_those_of_adamw_in_fp32(dtype, device):
     parameters = make_parameters(dtype, device)
@@ -123,7 +121,6 @@ def trained(dtype=torch.bfloat16, device="cpu", shapes=TWO, steps=range(1, 3)):
     return parameters, optimizer
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_state_dict_round_trips_exactly(dtype, device):
     whole, optimizer = trained(dtype, device, SHAPES, range(5))
@@ -236,7 +233,6 @@ def test_a_state_without_a_parameter_resets_it():
     assert all(not value.any() for state in optimizer.state.values() for value in state.values())
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_updates_under_the_backward_pass_are_those_of_the_step(device):
     def model():
         torch.manual_seed(0)
@@ -264,7 +260,6 @@ def test_updates_under_the_backward_pass_are_those_of_the_step(device):
     assert all(p.grad is not None for p in under.parameters())
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("max_norm", "norm_type"), [(0.5, 1.0), (0.5, 2.0), (1e4, 2.0), (0.5, 3.5), (0.5, torch.inf)])
 @pytest.mark.parametrize(("dtypes", "rtol"), [(MIXED, 1e-2), ((torch.float32,) * 4, 1e-6)])
 def test_clip_scale_is_that_of_clip_grad_norm(dtypes, rtol, max_norm, norm_type, device):
@@ -391,7 +386,6 @@ def assert_trains_as_adamw(optimizer, parameters, steps=range(1, 6), state=None)
     assert_masters_equal(optimizer, parameters, references, len(steps))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_state_that_was_cleared_begins_anew(dtype, device):
     parameters, optimizer = trained(dtype, device, SHAPES)
@@ -425,7 +419,6 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_model_that_was_changed_trains_on(dtype, device, change):
     if change == "moved" and not torch.cuda.is_available():
@@ -457,7 +450,6 @@ def test_a_graph_of_a_state_that_was_cleared_is_refused():
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, through_a_file])
-@pytest.mark.parametrize("device", DEVICES)
 def test_copies_train_on_their_own(copied, device):
     model = nn.Linear(5, 3).to(device, torch.bfloat16)
     optimizer = MasterAdamW(model.parameters(), **OPTIONS)

@@ -21,7 +21,6 @@ from tests.support.ranks import on_all_ranks
 from tests.support.wrappers import WRAPPERS, by, same_on_all_ranks, sharded_by
 from tests.verify.training import whole
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 OPTIONS = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1}
 
 
@@ -90,7 +89,6 @@ def set_lr(optimizer, lr):
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("make_optimizer", "options"),
     [
@@ -236,7 +234,6 @@ def test_mistakes_are_refused():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_inputs_of_any_number_of_dimensions(device):
     weight = nn.Parameter(torch.ones(3, device=device))
     optimizer = torch.optim.SGD([weight], lr=torch.tensor(0.5, device=device))

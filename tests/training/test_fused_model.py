@@ -17,7 +17,6 @@ from tests.support.models import CheckpointedLM, with_random_norms
 from tests.support.operators import Operators
 from tests.training.interpreted import INTERPRETED, assert_close
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 VOCABULARY, CONTEXT = 61, 16
 
 
@@ -55,7 +54,6 @@ def relative_errors(got, exact):
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("sequence", [1, 13])
 @pytest.mark.parametrize("keep_hidden", [True, False])
 def test_fp32_logits_and_gradients_are_those_of_the_model(keep_hidden, sequence, device):
@@ -70,7 +68,6 @@ def test_fp32_logits_and_gradients_are_those_of_the_model(keep_hidden, sequence,
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("autocast", [False, True])
 def test_bf16_errors_are_not_above_those_of_the_model(autocast, device):
     """Against the same weights in float64: other roundings, but not worse ones."""
@@ -103,7 +100,6 @@ def worse_gradients(model, batch, device, autocast, exact_attention=None):
     return {name: (ours[name], plain[name]) for name in exact if not ours[name] <= allowed * plain[name]}
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_names_and_parameters_stay(device):
     model = build(device)
     parameters, state = dict(model.named_parameters()), copy.deepcopy(model.state_dict())
@@ -129,7 +125,6 @@ def test_it_is_built_by_its_name():
     assert model(make_batch()[0]).shape == (2, 13, VOCABULARY)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_gradients_of_one_matmul_are_rows_of_one_buffer(device):
     fused = twin(build(device))
     gradients_of(fused, make_batch(device))
@@ -143,7 +138,6 @@ def test_gradients_of_one_matmul_are_rows_of_one_buffer(device):
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("device", DEVICES)
 def test_gradients_of_two_micro_batches_add_up(device):
     model = build(device)
     fused = twin(model)
@@ -199,7 +193,6 @@ def test_tables_of_angles_stay_in_fp32():
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("device", DEVICES)
 def test_frozen_tied_and_shared_weights(device):
     model = build(device)
     model.lm_head.weight = model.token_embedding.weight
@@ -218,7 +211,6 @@ def test_frozen_tied_and_shared_weights(device):
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("segment", "returns_sum"), [(1, False), (3, False), (0, True), (1, True)])
 def test_checkpoint_segments_and_blocks_that_return_their_sum_change_nothing(segment, returns_sum, device):
     model, batch = twin(build(device, size="micro")), make_batch(device)
@@ -231,7 +223,6 @@ def test_checkpoint_segments_and_blocks_that_return_their_sum_change_nothing(seg
         torch.testing.assert_close(gradient, want[name], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("keep_hidden", [True, False])
 def test_a_compiled_model_computes_the_same(keep_hidden, device):
     if INTERPRETED:

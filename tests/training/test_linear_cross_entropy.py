@@ -9,7 +9,6 @@ from torch.nn import functional as F
 from cs336_systems.training.gradient_sums import GradientSums
 from cs336_systems.training.linear_cross_entropy import linear_cross_entropy
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.bfloat16, torch.float32]
 
 
@@ -62,7 +61,6 @@ def test_loss_and_gradients_on_a_gpu(dtype, vocabulary, chunk):
     check(259, 256, vocabulary, dtype, chunk, "cuda")
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_only_what_is_needed_is_computed(device, monkeypatch):
     matmuls = []
 
@@ -88,7 +86,6 @@ def test_only_what_is_needed_is_computed(device, monkeypatch):
     assert matmuls == [8, 8, 7], "chunks of equal sizes, of at most 10 tokens"
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_autocast_shapes_and_no_tokens(device):
     hidden, weight, targets = make_inputs(24, 16, 32, torch.float32, device)
     with torch.autocast(device, torch.bfloat16):
@@ -104,7 +101,6 @@ def test_autocast_shapes_and_no_tokens(device):
         assert all((x == 0).all() for x in gradients)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_targets_of_any_integer_dtype(device):
     hidden, weight, _ = make_inputs(6, 8, 200, torch.float32, device)
     for dtype in (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint64):
@@ -144,7 +140,6 @@ def test_mistakes_are_refused():
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("device", DEVICES)
 def test_sums_of_parts_are_the_mean_of_all(device):
     """Also added up in fp32, where the weight is bf16."""
     hidden, weight, targets = make_inputs(24, 16, 40, torch.bfloat16, device)

@@ -9,7 +9,6 @@ from cs336_systems.model import RotaryEmbedding
 from cs336_systems.training.rope import rotate_qkv
 from tests.training.interpreted import INTERPRETED, assert_close, rounding, uses_kernel
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 CASES = [  # batch, sequence, heads, heads of keys and values, d_head
     (1, 1, 1, 1, 2),
@@ -52,7 +51,6 @@ def reference(qkv, gradients, rope, interleaved=True):
     return results, torch.autograd.grad(results, leaf, [x.double() for x in gradients])[0]
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
 @pytest.mark.parametrize("case", CASES)
@@ -68,7 +66,6 @@ def test_matches_float64(case, dtype, interleaved, device):
     assert_close(qkv.grad, d_qkv, rounding(dtype, device))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_attention_accepts_the_views_and_writes_rows_of_d_model(device):
     if not (INTERPRETED or device == "cuda"):
         pytest.skip("the plain formula makes no views")
@@ -78,7 +75,6 @@ def test_attention_accepts_the_views_and_writes_rows_of_d_model(device):
     assert empty_output(views[0]).transpose(1, 2).is_contiguous()
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_old_values_that_a_backward_pass_needs_are_missed(device):
     qkv, _, rope = make_inputs((2, 7, 3, 3, 16), FP32, device)
     product = qkv * 1
@@ -93,7 +89,6 @@ def test_old_values_that_a_backward_pass_needs_are_missed(device):
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("device", DEVICES)
 def test_gradients_whose_heads_are_further_apart_than_32_bits_can_count(device, interleaved):
     qkv, (dq, dk, dv), rope = make_inputs((1, 4, 3, 3, 16), BF16, device)
     apart = 2**30  # as of a million tokens and more; of the memory between them nothing is touched on a CPU
