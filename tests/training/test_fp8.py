@@ -19,6 +19,7 @@ from cs336_systems.training.fp8_operands import matmul, round_operand
 from cs336_systems.training.fused_model import fuse
 
 if HAS_TRITON:
+    from cs336_systems.training import triton_fp8
     from cs336_systems.training.triton_fp8 import CURRENT, GRADIENT, INPUT, WEIGHT, AmaxHistory, round_matrix
     from cs336_systems.training.triton_fp8_swiglu import swiglu_fp8, swiglu_fp8_backward
 
@@ -209,6 +210,9 @@ def test_a_model_with_delayed_scaling_has_the_gradients_of_the_others(checkpoint
 
 def interpreted() -> None:
     """Run the kernels on the CPU, where fp32 is not rounded to the nearest number of FP8."""
+    triton_fp8.PARTS, triton_fp8.AMAX_BLOCK = 4, 64  # several blocks for each program
+    rising = torch.arange(64 * 64).view(64, 64).bfloat16()
+    assert round_matrix(rising, E4M3, False)[2].item() == pytest.approx(rising.max().item() / 448)
     ROUNDED.update({E4M3: 0.1, E5M2: 0.15})
     test_delayed_scaling_leaves_twice_the_room_of_the_step_before("cpu")
     for dtype in (E4M3, E5M2):

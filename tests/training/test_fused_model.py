@@ -213,7 +213,8 @@ def test_frozen_tied_and_shared_weights(device):
 @pytest.mark.numeric
 @pytest.mark.parametrize(("segment", "returns_sum"), [(1, False), (3, False), (0, True), (1, True)])
 def test_checkpoint_segments_and_blocks_that_return_their_sum_change_nothing(segment, returns_sum, device):
-    model, batch = twin(build(device, size="micro")), make_batch(device)
+    size = "deep:d_model=24,d_ff=40,num_layers=4,num_heads=2"
+    model, batch = twin(build(device, size=size)), make_batch(device, sequence=3)
     want = {name: x.clone() for name, x in gradients_of(model, batch).items()}
     model.checkpoint_segment = segment
     first = model.blocks[0]
@@ -351,7 +352,7 @@ CHANGES = {
 @pytest.mark.parametrize("keep_hidden", [True, False])
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_layers_that_change_afterwards_are_called(change, keep_hidden):
-    model, batch = build(), make_batch()
+    model, batch = build(), make_batch(sequence=3)
     before, fused = loss_of(model, batch), twin(model, keep_hidden=keep_hidden)
     loss_of(fused, batch)  # which packs the weights
     results = []
