@@ -1,12 +1,10 @@
 """MasterAdamW over sharded parameters: the masters of the model that is not sharded, to the bit."""
 
-import copy
 from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -77,24 +75,6 @@ def test_sharded_parameters_train_as_whole_ones(device, kind, dtype, under):
         assert all(isinstance(value, DTensor) for name, value in state.items() if name != "step")
     if under:
         handle.remove()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("kind", SHARDED)
-@on_all_ranks
-def test_a_sharded_state_is_saved_and_loaded(device, kind, dtype):
-    model = SHARDED[kind](net(device, dtype))
-    optimizer = MasterAdamW(model.parameters(), **OPTIONS)
-    train(model, optimizer, range(3), device)
-    saved = copy.deepcopy(get_optimizer_state_dict(model, optimizer))
-    weights = {name: value.clone() for name, value in model.state_dict().items()}
-    train(model, optimizer, range(3, 5), device)
-    expected = {p: whole(master).clone() for p, master in optimizer.masters().items()}
-
-    model.load_state_dict(weights)
-    set_optimizer_state_dict(model, optimizer, saved)
-    train(model, optimizer, range(3, 5), device)
-    assert all(torch.equal(whole(master), expected[p]) for p, master in optimizer.masters().items())
 
 
 @on_all_ranks

@@ -55,7 +55,6 @@ SHARES = {"processes": 2, "precision": "fp32", "contender": "sharded", "moment":
 STATE = SHARES | {"moment": "after_update", "metric": "held", "part": "optimizer_state"}
 FP32 = {"processes": 2, "precision": "fp32"}
 UNITS = {"size": "2.7B", "processes": 2, "precision": "fp32"}
-RUNG = {"size": "2.7B", "context": 1024}
 
 
 def later(turn):

@@ -47,10 +47,16 @@ def test_a_trace_may_say_why_there_is_none(results, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [TRACE.read_bytes()[:1000], gzip.compress(b'{"traceEvents": []}', mtime=0)], ids=["cut off", "empty"]
+    ("name", "content"),
+    [
+        (f"traces/{TRACE.name}", TRACE.read_bytes()[:1000]),
+        (f"traces/{TRACE.name}", gzip.compress(b'{"traceEvents": []}', mtime=0)),
+        ("raw/accumulation/all.csv", b"written by hand"),
+    ],
+    ids=["cut off", "empty", "by hand"],
 )
-def test_what_is_no_trace_is_named_and_nothing_is_copied(results, tmp_path, content):
-    path = results / "traces/training_step.json.gz"
+def test_what_no_measurement_wrote_is_named_and_nothing_is_copied(results, tmp_path, name, content):
+    path = results / name
     path.write_bytes(content)
     with pytest.raises(ValueError, match=f"^{path}: "):
         promote(results, tmp_path / "recorded/cpu")

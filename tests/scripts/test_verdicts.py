@@ -1,4 +1,4 @@
-"""The report and the run's verdict say of each self-check and each grid what became of it."""
+"""The report and the run's verdict say of each self-check what became of it."""
 
 import re
 from pathlib import Path
@@ -9,17 +9,15 @@ import pytest
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import make_plan
 from scripts.rendering.contents import read_contents
-from scripts.rendering.markup import finalize
 from scripts.stages.verdict import write_verdict
 from scripts.stages.writeup import compute, fill
-from scripts.views.coverage import OUTCOMES, UNPLANNED, cover
+from scripts.views.coverage import cover
 from scripts.views.data import frame
 from tests.samples import ROOT, config, pdf_text, squeeze, typeset_without_pictures
 
 CONTENTS = read_contents(ROOT / "report" / "contents.yaml")
 PLAN = make_plan(config(machine="cpu"))
 TABLES = {name: frame(name, []) for name in EXPERIMENTS}
-COUNTS = ["planned", *OUTCOMES, UNPLANNED]
 
 
 def checks_of(outcomes):
@@ -27,23 +25,12 @@ def checks_of(outcomes):
     return pandas.DataFrame(rows, columns=["check", "outcome", "detail"])
 
 
-@pytest.fixture
-def rendered(monkeypatch):
-    """The report's source where nothing was measured, with these checks and this coverage."""
-    monkeypatch.chdir(ROOT)
-
-    def run(outcomes=(), coverage=None):
-        covered = cover(PLAN, TABLES) if coverage is None else coverage
-        return fill(CONTENTS, compute(CONTENTS, PLAN, TABLES, covered, checks_of(outcomes)))
-
-    return run
-
-
 OUTCOMES_OF_CHECKS = ["failed", "passed", "not applicable", "passed", "failed", "not applicable"]
 
 
-def test_each_check_has_its_own_outcome(rendered, tmp_path):
-    source = rendered(OUTCOMES_OF_CHECKS)
+def test_each_check_has_its_own_outcome(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    source = fill(CONTENTS, compute(CONTENTS, PLAN, TABLES, cover(PLAN, TABLES), checks_of(OUTCOMES_OF_CHECKS)))
     rows = re.findall(r'\[#"check (\d)";\], outcome\("(.*?)"\), \[#"detail (\d)";\],', source)
     expected = [(str(number), outcome, str(number)) for number, outcome in enumerate(OUTCOMES_OF_CHECKS)]
     assert rows == expected
@@ -82,13 +69,3 @@ def test_a_failed_check_fails_a_strict_run_only(judged):
     assert "(1 of 2 self-checks passed)" in judged("passed", "failed", "not applicable")
     words = "1 self-checks failed and config.yaml says strict: true: check 1: detail 1"
     assert judged("passed", "failed", strict=True) == words
-
-
-def test_the_title_page_counts_the_cells_of_all_grids(rendered):
-    grids = cover(PLAN, TABLES)
-    # Another number for each grid and outcome, so that none can stand for another.
-    grids[COUNTS] = [[100 * row + column for column in range(len(COUNTS))] for row in range(1, len(grids) + 1)]
-    source = rendered(coverage=grids)
-    measured, planned, oom = (finalize(int(grids[name].sum())) for name in ("ok", "planned", "oom"))
-    assert f'{measured} of the {planned} cells planned at the #"smoke"; scale were measured' in source
-    assert f"{oom} out of memory" in source

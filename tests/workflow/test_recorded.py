@@ -12,7 +12,6 @@ from tests.workflow.project import (
     CELL,
     copy_files,
     copy_project,
-    edit,
     edit_yaml,
     planned_jobs,
     planned_rules,
@@ -62,17 +61,6 @@ def test_recorded_results_are_only_read_and_need_not_be_complete(recorded):
     assert coverage["longer"]["not run"] == coverage["longer"]["planned"] == "1"
 
 
-def test_recorded_results_do_not_count_as_measured_here(recorded):
-    assert planned_jobs(recorded) == {"accumulation/all", "autocast_dtypes/all", "end_to_end/eager"}
-
-
-def test_a_changed_recorded_file_is_named(recorded):
-    edit(recorded / "recorded/cpu/raw/accumulation/all.csv", "accumulation,fp32", "accumulation,fp16")
-    table = "results/recorded/cpu/tables/accumulation.csv"
-    printed = snakemake(recorded, table, "--config", "recorded=cpu", check=False)
-    assert "recorded/cpu/raw/accumulation/all.csv: changed since it was written" in printed
-
-
 @pytest.mark.slow
 def test_what_was_measured_here_is_promoted_on_request(project):
     (project / "recorded/cpu/raw/accumulation").mkdir(parents=True)
@@ -85,9 +73,3 @@ def test_what_was_measured_here_is_promoted_on_request(project):
     recorded, made = (project / folder / "cpu/traces/training_step.json.gz" for folder in ("recorded", "results"))
     assert recorded.read_bytes() == made.read_bytes()
     assert planned_jobs(project, "--config", "recorded=cpu") == set()
-
-
-def test_nothing_is_promoted_that_no_measurement_wrote(project):
-    edit(project / "results/cpu/raw/accumulation/all.csv", "accumulation,fp32", "accumulation,fp16")
-    assert "all.csv: changed since it was written" in snakemake(project, "promote", check=False)
-    assert not (project / "recorded/cpu").exists()
