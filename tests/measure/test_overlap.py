@@ -29,11 +29,6 @@ def test_merged_intervals_cover_the_same_points(seed):
     assert covered(intervals) == len(points(intervals))
 
 
-def test_no_interval_covers_nothing():
-    assert merge([]) == []
-    assert covered([]) == 0
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_overlap_and_shares_count_the_same_points(seed):
     numbers = random.Random(seed)

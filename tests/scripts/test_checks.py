@@ -40,11 +40,6 @@ def test_sound_cpu_tables_pass_what_applies_to_a_cpu(sound_cpu):
     assert len({check.check for check in found}) == len(found)
 
 
-def test_nothing_applies_to_empty_tables(sound):
-    empty = {name: table.iloc[:0] for name, table in sound.items()}
-    assert {check.outcome for check in all_checks(empty)} == {"not applicable"}
-
-
 SHORT = {"forward": 0.3, "backward": 0.7, "device_bound": False}
 
 
