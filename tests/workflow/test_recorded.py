@@ -19,10 +19,9 @@ from tests.workflow.project import (
     snakemake,
 )
 
-pytestmark = pytest.mark.workflow
+pytestmark = [pytest.mark.workflow, pytest.mark.slow]
 
 
-@pytest.mark.slow
 def test_a_fresh_clone_on_an_h200_plans_every_measurement_that_one_gpu_can_do(tmp_path):
     clone = copy_project(tmp_path, {})
     copy_files(ROOT, clone, ["config.yaml", "report/contents.yaml"])
@@ -35,33 +34,25 @@ def test_a_fresh_clone_on_an_h200_plans_every_measurement_that_one_gpu_can_do(tm
     assert "measure" not in of_the_recorded
 
 
-@pytest.fixture
-def recorded(project):
-    """A project with results that are recorded under the label cpu, and none of its own."""
+def test_recorded_results_are_only_read_and_need_not_be_complete(project):
     (project / "recorded/cpu").mkdir()
     for part in ("raw", "traces"):
         (project / "results/cpu" / part).rename(project / "recorded/cpu" / part)
     shutil.rmtree(project / "results")
-    return project
-
-
-@pytest.mark.slow
-def test_recorded_results_are_only_read_and_need_not_be_complete(recorded):
-    grids = yaml.safe_load((recorded / "config.yaml").read_text())["experiments"]
+    grids = yaml.safe_load((project / "config.yaml").read_text())["experiments"]
     grids["end_to_end"]["smoke"]["longer"] = {**CELL, "context": [32]}
-    edit_yaml(recorded / "config.yaml", experiments=grids)
-    before = {path: path.read_bytes() for path in (recorded / "recorded").rglob("*.csv*")}
-    snakemake(recorded, "figures", "results/recorded/cpu/coverage.csv", "--config", "recorded=cpu")
-    assert "the whole step" in (recorded / "results/recorded/cpu/figures/kernel_timeline.svg").read_text()
-    assert not (recorded / "results/cpu").exists()
-    assert {path: path.read_bytes() for path in (recorded / "recorded").rglob("*.csv*")} == before
-    with (recorded / "results/recorded/cpu/coverage.csv").open() as file:
+    edit_yaml(project / "config.yaml", experiments=grids)
+    before = {path: path.read_bytes() for path in (project / "recorded").rglob("*.csv*")}
+    snakemake(project, "figures", "results/recorded/cpu/coverage.csv", "--config", "recorded=cpu")
+    assert "the whole step" in (project / "results/recorded/cpu/figures/kernel_timeline.svg").read_text()
+    assert not (project / "results/cpu").exists()
+    assert {path: path.read_bytes() for path in (project / "recorded").rglob("*.csv*")} == before
+    with (project / "results/recorded/cpu/coverage.csv").open() as file:
         coverage = {row["grid"]: row for row in csv.DictReader(file) if row["experiment"] == "end_to_end"}
     assert coverage["eager"]["ok"] == coverage["eager"]["planned"] == "2"
     assert coverage["longer"]["not run"] == coverage["longer"]["planned"] == "1"
 
 
-@pytest.mark.slow
 def test_what_was_measured_here_is_promoted_on_request(project):
     (project / "recorded/cpu/raw/accumulation").mkdir(parents=True)
     (project / "recorded/cpu/raw/accumulation/all.csv").write_text("an earlier recording of the same job\n")
