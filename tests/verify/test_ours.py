@@ -10,7 +10,7 @@ from cs336_systems.discovery import modules
 from cs336_systems.handed_over import implementations_in
 from cs336_systems.implementations import parse
 from cs336_systems.parallel.data_parallel import DataParallel
-from cs336_systems.verify.verdict import CANNOT_RUN, RIGHT, WRONG, verify
+from cs336_systems.verify.verdict import RIGHT, WRONG, verify
 
 ROOT = Path(__file__).parents[2]
 WRAPPERS = "cs336_systems.parallel.data_parallel"
@@ -33,7 +33,10 @@ OURS = {
     "fsdp": ("cs336_systems.parallel.fsdp:FullyShardedDataParallel",),
 }
 """What is measured, each by one name."""
-ADAPTERS = [(family, own.path) for family, own in implementations_in(ROOT / "tests/adapters.py")]
+ADAPTERS = [
+    pytest.param(family, own.path, marks=[pytest.mark.gpu] * own.path.endswith("triton"))
+    for family, own in implementations_in(ROOT / "tests/adapters.py")
+]
 WITH_TESTS_OF_THEIR_OWN = {"ShardedGradientsDataParallel"}
 """Wrappers that need an optimizer."""
 PYTORCHS = {
@@ -68,8 +71,6 @@ def test_ours_is_right_in_all_cases(verified, family, path):
 @pytest.mark.parametrize(("family", "path"), ADAPTERS)
 def test_adapters_are_right_in_all_cases(verified, family, path):
     result = verified(family, parse(f"it={path}"))
-    if result.verdict == CANNOT_RUN and path.endswith("triton"):
-        pytest.skip("Triton needs a GPU")
     assert not result.grouped
     assert result.verdict == RIGHT
 
