@@ -4,7 +4,6 @@ Launch: cs336-systems fit --size 2.7B
 """
 
 import importlib.util
-import os
 import runpy
 import signal
 import sys
@@ -13,12 +12,15 @@ from pathlib import Path
 from typing import NoReturn
 
 TARGETS = {
-    "report": ("all", "measure what is missing on this machine, and typeset the report"),
-    "plan": ("-n", "list what a report would measure, and what fits into the GPU's memory"),
-    "card": ("card", "check this GPU in two minutes: rates, state and a verdict"),
-    "verify": ("verify", "check your own implementations against independent references"),
+    "report": ([], "measure what is missing on this machine, and typeset the report"),
+    "plan": (["-n"], "list what a report would measure, and what fits into the GPU's memory"),
+    "card": (["card"], "check this GPU in two minutes: rates, state and a verdict"),
+    "verify": (["verify"], "check your own implementations against independent references"),
 }
-"""Subcommands that run Snakemake in the project's folder, each with its target; further options are Snakemake's."""
+"""Subcommands that run Snakemake in the project's folder, each with its arguments; further options are Snakemake's.
+
+Without a target Snakemake makes all, so `report writeup` makes only the writeup.
+"""
 MODULES = {
     "fit": ("cs336_systems.fit", "predict memory and time of a training step for every training configuration"),
     "compare": ("cs336_systems.compare", "compare the times of two result folders or files"),
@@ -34,16 +36,17 @@ def main() -> None:
         case [] | ["-h" | "--help"]:
             print(usage())
         case [name, *options] if name in MODULES:
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback where `head` has read enough
             run(MODULES[name][0], options)
         case [name, "-h" | "--help"] if name in TARGETS:
-            target, about = TARGETS[name]
+            arguments, about = TARGETS[name]
             print(
-                f"cs336-systems {name} [OPTIONS]: {about}.\n\nIt runs `snakemake {target}` in this folder, a clone of "
-                "cs336-systems, with the same options, such as --cores 8 or\n--config scale=quick; `snakemake --help` "
-                "lists them."
+                f"cs336-systems {name} [OPTIONS]: {about}.\n\nIt runs `{' '.join(['snakemake', *arguments])}` in this "
+                "folder, a clone of cs336-systems, with the same options, such as --cores 8 or\n--config scale=quick; "
+                "`snakemake --help` lists them."
             )
         case [name, *options] if name in TARGETS:
-            snakemake(TARGETS[name][0], options)
+            snakemake([*TARGETS[name][0], *options])
         case [name, *_]:
             refuse(f"there is no command {name!r}; allowed: {', '.join([*TARGETS, *MODULES])}")
 
@@ -60,7 +63,6 @@ def run(module: str, options: Sequence[str]) -> None:
     """Run a module as `python -m` does."""
     sys.argv = [module, *options]
     sys.path.insert(0, str(Path.cwd()))  # a user's modules, such as mine:attention
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback where `head` has read enough
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except KeyboardInterrupt:
@@ -71,13 +73,19 @@ def run(module: str, options: Sequence[str]) -> None:
         refuse(f"{error.name} is not installed; run pip install 'cs336-systems[report]'")
 
 
-def snakemake(target: str, options: Sequence[str]) -> NoReturn:
-    """Become Snakemake in this folder, so that Ctrl-C reaches it alone."""
+def snakemake(arguments: Sequence[str]) -> None:
+    """Run Snakemake in this folder; refuse a target that `--config` would take for one of its items."""
     if not Path("Snakefile").is_file():
         refuse("there is no Snakefile in this folder; allowed: a clone of cs336-systems")
     if importlib.util.find_spec("snakemake") is None:
         refuse("snakemake is not installed; run pip install 'cs336-systems[report]'")
-    os.execv(sys.executable, [sys.executable, "-m", "snakemake", target, *options])
+    option = ""
+    for argument in arguments:
+        if argument.startswith("-"):
+            option = argument
+        elif option in ("--config", "-C") and "=" not in argument:
+            refuse(f"{option} has the item {argument!r}; allowed: key=value, and targets before {option}")
+    run("snakemake", arguments)
 
 
 def refuse(sentence: str, status: int = 2) -> NoReturn:

@@ -10,6 +10,8 @@ import pytest
 from cs336_systems.__main__ import MODULES, TARGETS, main
 from tests.samples import ROOT
 
+COMMAND = [sys.executable, "-m", "cs336_systems"]
+
 
 @pytest.fixture
 def run(monkeypatch, capsys):
@@ -62,6 +64,40 @@ def test_a_report_needs_a_clone(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sentence = "cs336-systems: there is no Snakefile in this folder; allowed: a clone of cs336-systems\n"
     assert run("card") == (2, "", sentence)
+
+
+def test_report_makes_only_the_targets_that_it_is_given():
+    ended = subprocess.run([*COMMAND, "report", "metrics", "-n"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "Error: the target is 'metrics'; allowed: " in ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("option", ["--config", "-C"])
+def test_a_target_among_the_items_of_a_configuration_is_named(run, monkeypatch, option):
+    """Which Snakemake would end with a traceback."""
+    monkeypatch.chdir(ROOT)
+    sentence = f"cs336-systems: {option} has the item 'writeup'; allowed: key=value, and targets before {option}\n"
+    assert run("report", "--cores", "1", option, "seed=1", "writeup") == (2, "", sentence)
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+from cs336_systems.__main__ import main
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "snakemake.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+sys.argv = ["cs336-systems", "plan"]
+main()
+"""
+
+
+def test_ctrl_c_while_snakemake_is_imported_ends_in_one_sentence():
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.stderr == "cs336-systems: ended by Ctrl-C\n"
 
 
 def test_a_command_has_its_own_options(run):
