@@ -248,6 +248,15 @@ def raw_csvs(wildcards):
     return [csv for csv in csvs if csv in coming or os.path.exists(csv)]
 
 
+def nothing_to_report(wildcards):
+    """Input that keeps an empty report from being made: none, or where measurements are instead."""
+    if not measures_nothing() or raw_csvs(wildcards):
+        return []
+    others = sorted({str(csv.parents[2]) for name in PLAN.jobs for csv in Path("results").glob(f"**/raw/{name}/*.csv")})
+    made = f"; or the --config that made {', '.join(others)}" if others else ""
+    return refused_if(True, f"{PLAN.raw} has none of the planned results; allowed: `snakemake`, which measures{made}")
+
+
 def cards_to_pack(wildcards):
     """The CSV files of the card that exist."""
     return sorted(map(str, PLAN.raw.glob("card/*.csv")))

@@ -32,6 +32,8 @@ def check_folder(folder):
 
 if workflow.is_main_process and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
     signal.signal(signal.SIGINT, interrupted)
+if workflow.output_settings.dryrun:
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback where `head` has read enough
 if Path.cwd() != Path(workflow.basedir):
     raise Refused(f"snakemake runs in {Path.cwd()}; allowed: the project's folder, {workflow.basedir}")
 if (cores := workflow.resource_settings.cores) is not None and cores < 1:

@@ -29,6 +29,7 @@ rule render:
         TEMPLATES,
         NOTES,
         traces_to_draw,
+        nothing_to_report,
         "report/contents.yaml",
         "cs336_systems/revisions.yaml",
         **TABLES,

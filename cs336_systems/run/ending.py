@@ -2,6 +2,7 @@
 torch.
 """
 
+import csv
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,10 +29,21 @@ def ending(results: Path, after: str) -> Iterator[str]:
     """
     source = (results / "writeup.typ").read_text(encoding="utf-8")
     yield (results / "verdict.txt").read_text(encoding="utf-8").strip()
+    if left_out := unplanned(results / "coverage.csv"):
+        yield (
+            f"Measured cells left out, since this configuration does not plan them: {left_out}. To include them, "
+            "repeat the --config or --configfile that measured them."
+        )
     if (page := results / "report.html").exists():
         yield f"As a page, with all rows to explore: {page}"
     yield from (f"- {finding}" for finding in findings(source))
     yield NEXT[after]
+
+
+def unplanned(coverage: Path) -> int:
+    """The number of measured cells that the plan does not contain."""
+    with coverage.open(newline="", encoding="utf-8") as file:
+        return sum(int(row["unplanned"]) for row in csv.DictReader(file))
 
 
 def findings(source: str) -> list[str]:

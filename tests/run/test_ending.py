@@ -19,9 +19,12 @@ def test_the_report_the_page_and_the_next_command_are_named(tmp_path):
     source = 'tile([2.00×], [bf16 over #"fp32";]),\nfinding("a-b", [#"Title";], [An answer of 3 ms.]),\n'
     (tmp_path / "writeup.typ").write_text(source)
     (tmp_path / "verdict.txt").write_text("The report is x.pdf (3 of 3 self-checks passed)\n")
+    (tmp_path / "coverage.csv").write_text("experiment,unplanned\nflash,2\nfsdp,1\n")
     (tmp_path / "report.html").touch()
     assert list(ending(tmp_path, "recorded")) == [
         "The report is x.pdf (3 of 3 self-checks passed)",
+        "Measured cells left out, since this configuration does not plan them: 3. To include them, "
+        "repeat the --config or --configfile that measured them.",
         f"As a page, with all rows to explore: {tmp_path}/report.html",
         "- 2.00×: bf16 over fp32",
         "- An answer of 3 ms.",

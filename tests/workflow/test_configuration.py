@@ -58,6 +58,7 @@ NOT_MEASURED = "nothing is measured where recorded is 'nvidia-h200'; allowed: al
         ("check", [], "bundle is 'none'; allowed: the path of a bundle"),
         ("verify", [], "implementations names none; allowed: at least one, as in --config "),
         ("verify", ["students=nowhere"], "--config: students is 'nowhere'; allowed: none, or a folder with one"),
+        ("writeup", [], "results/cpu/raw has none of the planned results; allowed: `snakemake`, which measures"),
         ("compare", [], "with is 'none'; allowed: a label in results/ or recorded/, or a folder"),
         ("compare", ["with=nope"], "no results are named 'nope'; allowed: "),
     ],
@@ -106,6 +107,12 @@ def test_ctrl_c_during_the_tests_of_the_code_ends_in_a_sentence(tmp_path):
         os.killpg(running.pid, signal.SIGINT)
         assert running.stderr.read() == "The run was ended by Ctrl-C, before anything was measured or made.\n"
     assert not list(folder.glob(".snakemake/locks/*"))
+
+
+def test_head_ends_a_dry_run_without_a_word(project):
+    head = f"{' '.join(SNAKEMAKE)} -n 2>&1 | head -n 1"
+    first = subprocess.run(head, shell=True, cwd=project, env=environment(project), capture_output=True, text=True)
+    assert (first.stdout.count("\n"), first.stderr) == (1, "")
 
 
 def test_snakemake_runs_in_the_projects_folder(tmp_path):

@@ -132,7 +132,11 @@ def test_a_strict_report_with_a_failed_check_and_rows_that_are_planned_no_more(p
     assert "1 self-checks failed and config.yaml says strict: true: nothing is planted: this is" in printed
     assert (project / "results/cpu/writeup.pdf").is_file()
     assert not (project / "results/cpu/verdict.txt").exists()
-    snakemake(project, "writeup", "--config", "strict=false")
+    printed = snakemake(project, "writeup", "--config", "strict=false")
+    assert "Measured cells left out, since this configuration does not plan them: 1." in printed
+    elsewhere = snakemake(project, "writeup", "--config", "scale=quick", check=False)
+    assert "results/quick/cpu/raw has none of the planned results; allowed: " in elsewhere
+    assert "or the --config that made results/cpu\n" in elsewhere
     assert "self-checks passed" in (project / "results/cpu/verdict.txt").read_text()
     # Rows that are planned no more are counted, and used by nothing.
     with (project / TABLE).open() as file:
