@@ -24,9 +24,10 @@ def measure(cell: BlockMemory, device: torch.device) -> list[Measurement]:
     """Measure the block's saved tensors, by operator and in total, its gradients, and memory after each pass."""
     shape = parse_size(cell.size)
     with device:
+        x = torch.empty(cell.batch_size, cell.context, shape.d_model)  # the largest first: memory may run out
         rope = RotaryEmbedding(cell.context, shape.d_model // shape.num_heads, ROPE_THETA)
         block = TransformerBlock(shape.d_model, shape.num_heads, shape.d_ff, rope, ATTENTION[cell.attention])
-        x = torch.randn(cell.batch_size, cell.context, shape.d_model, requires_grad=True)
+        x.normal_().requires_grad_()
     grad_output = torch.randn_like(x)
 
     def forward() -> Tensor:

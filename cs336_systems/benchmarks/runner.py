@@ -8,10 +8,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import psutil
 import torch
 
 from cs336_systems.attention.chip import kernel_obstacle
 from cs336_systems.experiments.base import Experiment
+from cs336_systems.fit.planned import GB, more_than
 from cs336_systems.measure.gpu_state import GpuState
 from cs336_systems.measure.memory import Unavailable, is_out_of_memory, release
 from cs336_systems.nvidia import uuid
@@ -77,12 +79,24 @@ def require_kernels(device: torch.device) -> None:
         raise Unavailable(f"this project's kernels do not run here: {obstacle}")
 
 
+def require_memory(cell: Experiment, device: torch.device) -> None:
+    """Check that a CPU's memory may hold a cell's step: Linux grants more than there is, and later ends the process.
+
+    Raises:
+        MemoryError: it certainly does not.
+    """
+    total = psutil.virtual_memory().total
+    if device.type == "cpu" and (needed := more_than(total, cell)):
+        raise MemoryError(f"its step needs {needed / GB:.0f} GB by closed form, and this machine has {total / GB:.0f}")
+
+
 def measure_or_explain(measure: Measure[E], cell: E, device: torch.device) -> list[Measurement]:
     """Measure a cell, or return the single row that says why it could not be measured."""
 
     def rows() -> list[Measurement]:
         if getattr(cell, "attention", "") == "flash":
             require_kernels(device)
+        require_memory(cell, device)
         return measure(cell, device)
 
     return rows_or_reason(rows, WHOLE_CELL)

@@ -25,10 +25,16 @@ def too_large(cell: Experiment, machine: str) -> str:
     if gpu is None:
         return ""
     capacity = memory_of(gpu)
+    needed = more_than(capacity, cell)
+    return f"its step needs {needed / GB:.0f} GB by closed form, and the GPU has {capacity / GB:.0f}" if needed else ""
+
+
+def more_than(capacity: float, cell: Experiment) -> int:
+    """Bytes that a cell's step needs if they certainly exceed a capacity; 0 if it may fit, or has no closed form."""
     settings = cell.training_steps().values()
     if not settings or any(outcome(setting, capacity) != "does not fit" for setting in settings):
-        return ""
-    return f"its step needs {least_memory(settings) / GB:.0f} GB by closed form, and the GPU has {capacity / GB:.0f}"
+        return 0
+    return least_memory(settings)
 
 
 def least_memory(settings: Iterable[Setting]) -> int:

@@ -1,6 +1,7 @@
 """The command line that all experiments share."""
 
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,14 @@ def test_a_bad_value_ends_in_a_sentence_and_status_two(command, capsys, experime
         command(experiment, *arguments.split())
     assert status.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("experiment", ["end_to_end", "memory_profile", "training_ladder", "block_memory"])
+def test_more_memory_than_a_cpu_has_is_a_result_at_once(command, capsys, experiment):
+    """Linux would grant it, and end the process later."""
+    command(experiment, "--device", "cpu", "--size", "small", "--context", "99999999")
+    *_, row, _ = capsys.readouterr().out.strip().splitlines()
+    assert re.search(r" oom .*(needs \d+ GB by closed form, and this machine has \d+|can't allocate memory)", row)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
