@@ -147,8 +147,8 @@ def pending_jobs():
 
 
 def print_forecast():
-    """Print what a dry run expects of this machine's GPUs: the jobs that are to be measured, and those that cannot be."""
-    if not workflow.dag or PLAN.device == "cpu" or measures_nothing():
+    """Print what a dry run expects of this machine: the jobs that are to be measured, and those that cannot be."""
+    if not workflow.dag or measures_nothing():
         return
     targets, pending = set(workflow.dag_settings.targets), {job.path for job in pending_jobs()}
     asked = targets & set(PLAN.jobs) or (set(PLAN.jobs) if targets <= {"all", "measurements"} else set())

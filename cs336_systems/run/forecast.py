@@ -1,4 +1,4 @@
-"""Forecast for a machine with GPUs, at the end of a dry run: the cells that fit, and how long they take.
+"""Forecast at the end of a dry run: on GPUs the cells that fit, and how long they take; on a CPU how long they take.
 
 Memory comes from the closed forms or, without one, from the same cell on the recorded GPU. Times are the recorded
 GPU's, with the timed part scaled by the ratio of the two GPUs' rates. No torch here.
@@ -20,6 +20,7 @@ from cs336_systems.fit.verdict import CONTEXT, GAPS, outcome
 from cs336_systems.grids import BACKEND, Job, device_of
 from cs336_systems.measure.gpus import Gpu, listed
 from cs336_systems.plan import REFERENCE, Plan
+from cs336_systems.run.progress import sources
 from cs336_systems.run.taken import Taken, key_of, read_taken
 from cs336_systems.sizes import size_name
 
@@ -47,12 +48,22 @@ class Expected:
 
 
 def forecast(plan: Plan, jobs: Iterable[Job]) -> str:
-    """The table of some jobs of a plan for GPUs, as text."""
+    """The table of some jobs of a plan for GPUs, as text; for a CPU, whose models are small, one sentence."""
+    if plan.device == CPU:
+        return on_cpu([cell for job in jobs if not plan.obstacle(job) for cell in job.cells], sources(plan))
     gpu = gpu_of_label(plan.machine)
     if gpu is None:
         return f"No data sheet is listed for {plan.machine}, so it is unknown what fits and how long it takes."
     title = f"{plan.gpus} x {gpu.name}, {memory_of(gpu) / GB:.1f} GB: cells by whether they fit into its memory"
     return "\n".join([title, "", *_aligned([HEADER, *table(plan, gpu, jobs)]), "", LEGEND])
+
+
+def on_cpu(cells: Sequence[Experiment], folders: Iterable[Path]) -> str:
+    """The number of cells, and the time that they took before, in some folders of CSV files."""
+    taken = read_taken(folders, {cell.name for cell in cells})
+    seconds = [taken.get(key_of(cell), Taken()).wall for cell in cells]
+    time = f"{'about' if all(seconds) else 'at least'} {max(1, round(sum(seconds) / 60))} min"
+    return f"CPU: {len(cells)} cells, {time} on two idle cores, in addition to the tests of their code and the report."
 
 
 def table(plan: Plan, gpu: Gpu, jobs: Iterable[Job]) -> Iterator[list[str]]:

@@ -1,14 +1,19 @@
 """Forecasts of a dry run, checked against the recorded machines' own cells."""
 
+import csv
+import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.fit.gpus import gpu_of_label
 from cs336_systems.plan import make_plan
+from cs336_systems.record.measurement import WALL
 from cs336_systems.run.forecast import (
     FITS,
     HEADER,
@@ -94,3 +99,19 @@ def test_the_text_of_listed_and_unlisted_gpus():
     )
     assert "2.7B: 2 of 2 (from 33 GB), 10B: 2 of 2 (from 59 GB)\ntotal" in text
     assert forecast(plan_for("NVIDIA A10G"), []).startswith("No data sheet is listed for nvidia-a10g, so it is unknown")
+
+
+def test_a_cpu_gets_a_sentence_with_the_time_that_its_cells_took():
+    plan = plan_for("cpu")
+    jobs = list(plan.all_jobs())
+    took = re.fullmatch(r"CPU: (\d+) cells, about (\d+) min on two idle cores, .*", forecast(plan, jobs))
+    assert int(took[1]) == sum(len(job.cells) for job in jobs)
+    walls = sum(map(wall, (ROOT / "tests/samples/cpu/raw").glob("*/*.csv")))
+    assert float(took[2]) == pytest.approx(walls / 60, abs=1)
+    assert "at least 1 min" in forecast(plan_for("cpu"), [replace(jobs[0], cells=(EndToEnd(context=3),))])
+
+
+def wall(path):
+    """Seconds of all cells of a job."""
+    with path.open(newline="") as file:
+        return sum(float(row["mean"]) for row in csv.DictReader(file) if row["metric"] == WALL)

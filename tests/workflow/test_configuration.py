@@ -133,6 +133,7 @@ def test_a_dry_run_says_what_another_machine_measures_and_can_hold(tmp_path):
     assert output.count(title) == output.count(table) == 1
     assert re.search(r"^attention +36 +4 .*sequence 16384: 4 of 8", output, re.M)
     assert not re.search("^(end_to_end|flash) ", output, re.M)
+    assert re.search(r"^CPU: 18 cells, about 1 min on two", snakemake(folder, "accumulation", "-n", "-q"), re.M)
     output = snakemake(folder, "-n", "on_4_gpus", "--config", "machine=4 x H200")
     jobs = set(re.findall(r"Measuring (\S+)", output))
     assert {"all_reduce/all-nccl-4_processes", "fsdp/largest_compiled-4_processes"} <= jobs
