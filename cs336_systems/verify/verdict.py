@@ -105,7 +105,9 @@ def verify(
     launch = partial(launcher.launch, family, implementation.path, folder, log, deadline)
     for _, group in groupby(in_order, key=lambda case: case.ranks):
         for case, (outcome, reason) in tried(launch, [*group], deadline):
-            if reason == IGNORES_MASK and not implementation.path.endswith(WITHOUT_MASK):
+            if reason == IGNORES_MASK and implementation.path.endswith(WITHOUT_MASK):
+                reason = f"{reason}, as the handout's PyTorch version may"
+            elif reason == IGNORES_MASK:
                 outcome = "failed"
             reason = f"it takes longer than {limit_s:g} s" if outcome == "timed out" else reason
             cases.append(CaseResult(case=case.words, requirement=case.requirement, outcome=outcome, reason=reason))
@@ -203,8 +205,8 @@ def conclude(cases: Sequence[CaseResult]) -> tuple[str, str]:
                 return CANNOT_BE_LOADED, case.reason.removeprefix(UNLOADABLE)
             return verdict, f"{case.case}: {case.reason} ({summary})"
     if "passed" in first:
-        missing = first.get("unsupported") or first.get("cannot run here")
-        return RIGHT, f"{summary}: {missing.reason}" if missing else summary
+        reasons = dict.fromkeys(case.reason for case in handout if case.outcome in ("unsupported", "cannot run here"))
+        return RIGHT, f"{summary}: {'; '.join(reasons)}" if reasons else summary
     missing = first.get("cannot run here") or first.get("unsupported")
     if not missing:
         return CANNOT_BE_LOADED, "no case was run"

@@ -181,11 +181,10 @@ ADAPTER = "def get_flashattention_autograd_function_{}():\n    return F\n"
 def test_forward_only_and_without_a_mask_is_no_wrong_result_in_pytorch(verified):
     result = verified(FORWARD + ADAPTER.format("pytorch"), name="theirs:get_flashattention_autograd_function_pytorch")
     assert result.verdict == RIGHT
-    assert {reason for _, reason, _ in result.grouped if "mask" in reason or "causal" in reason} == {
-        "it ignores is_causal"
-    }
+    ignores = "it ignores is_causal, as the handout's PyTorch version may"
+    assert {reason for _, reason, _ in result.grouped if "mask" in reason or "causal" in reason} == {ignores}
     assert not result.of("failed", "handout")
-    summary = "4 of 4 cases of the handout right and 8 not supported; .*: it has no backward pass"
+    summary = f"4 of 4 cases of the handout right and 8 not supported; .*: it has no backward pass; {ignores}"
     assert re.fullmatch(summary, result.reason)
 
 
