@@ -267,10 +267,10 @@ def not_compared(wildcards):
     if COMPARED_WITH == NONE:
         return refused_if(True, "with is 'none'; allowed: a label in results/ or recorded/, or a folder")
     try:
-        find(COMPARED_WITH)
+        raw, _ = find(COMPARED_WITH)
     except ValueError as error:
         return refused_if(True, error)
-    return []
+    return refused_if(raw.resolve() == PLAN.raw.resolve(), f"with is '{COMPARED_WITH}', which is this run; allowed: another")
 
 
 def scripts_of(package):
