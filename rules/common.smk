@@ -43,7 +43,8 @@ except ValueError as error:
 
 PLAN_JSON = plan_to_json(PLAN)
 RESULTS = str(PLAN.results)
-check_folder(RESULTS)
+for part in ("", "/logs", "/tables", "/figures"):
+    check_folder(f"{RESULTS}{part}")
 TRACES = {name: str(PLAN.trace(name)) for name in PLAN.traced}
 CLASS = config["students"]
 COMPARED_WITH = str(config["with"])
@@ -127,7 +128,12 @@ onerror:
 def explain(record):
     """Shorten what Snakemake says of a missing file: to why it is refused, or to the targets that are allowed."""
     text = str(record.msg) if hasattr(record, "exception") else ""
-    if target := re.search(r"No \w+ to produce (\S+) ", text):
+    if getattr(record, "exception", "") == "LockException":
+        record.msg = (
+            "Error: another run works in this folder; allowed: one at a time. "
+            "Only if it was killed on another machine: snakemake --unlock"
+        )
+    elif target := re.search(r"No \w+ to produce (\S+) ", text):
         made = sorted(each.name for each in workflow.rules if not each.has_wildcards())
         near = ", ".join(get_close_matches(target[1], made) or made)
         record.msg = f"Error: the target is {target[1]!r}; allowed: {near}, or a file that a rule makes"

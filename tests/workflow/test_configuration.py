@@ -5,7 +5,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 
 import pytest
 
@@ -76,6 +75,10 @@ def test_a_file_in_the_place_of_a_folder_is_named(project):
     (project / "results").write_text("mine")
     assert "Error: results is not a folder that this user can write" in refused(project)
     (project / "results").unlink()
+    (project / "results/cpu").mkdir(parents=True)
+    (project / "results/cpu/logs").write_text("mine")
+    assert "Error: results/cpu/logs is not a folder that this user can write" in snakemake(project, "-n", check=False)
+    shutil.rmtree(project / "results")
 
 
 @pytest.mark.slow
@@ -96,14 +99,15 @@ def test_a_model_that_cannot_be_called_is_named_before_any_job_begins(project):
 
 
 @pytest.mark.slow
-def test_ctrl_c_during_the_tests_of_the_code_ends_in_a_sentence(tmp_path):
+def test_a_second_run_and_ctrl_c_during_the_tests_of_the_code_end_in_a_sentence(tmp_path):
     folder = copy_project(tmp_path)
     (folder / "rules/correctness.sh").write_text("#!/bin/sh\nsleep 600\n")
     options = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     with subprocess.Popen([*SNAKEMAKE, "measurements"], cwd=folder, env=environment(folder), **options) as running:
         while "Testing the code" not in running.stderr.readline():
             pass
-        time.sleep(1)
+        second = snakemake(folder, "measurements", check=False)
+        assert "Error: another run works in this folder; allowed: one at a time. " in second
         os.killpg(running.pid, signal.SIGINT)
         assert running.stderr.read() == "The run was ended by Ctrl-C, before anything was measured or made.\n"
     assert not list(folder.glob(".snakemake/locks/*"))
