@@ -85,7 +85,9 @@ def promote_bundle(bundle: Path, recorded: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    source, target = Path(sys.argv[1]), Path(sys.argv[2])
+    if len(sys.argv) != 3:
+        sys.exit("python -m scripts.bundle.promote SOURCE TARGET copies results or a bundle to recorded ones")
+    source, target = map(Path, sys.argv[1:])
     try:
         if source.is_dir():
             copied = promote(source, target / source.name)

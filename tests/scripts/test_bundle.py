@@ -271,11 +271,15 @@ def test_what_would_fill_the_memory_or_never_end_is_ended(good, tmp_path, text, 
     assert sentence in ended.stderr
 
 
-def test_a_second_bundle_is_not_skipped_in_silence(good):
-    command = [sys.executable, "-m", "scripts.bundle.check", str(good), str(good)]
+@pytest.mark.parametrize(
+    ("module", "bundles", "sentence"),
+    [("check", 2, "checks one bundle"), ("promote", 1, "SOURCE TARGET copies results")],
+)
+def test_another_number_of_bundles_is_not_skipped_in_silence(good, module, bundles, sentence):
+    command = [sys.executable, "-m", f"scripts.bundle.{module}", *[str(good)] * bundles]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
-    assert "checks one bundle" in ended.stderr
+    assert sentence in ended.stderr
 
 
 # What is a bundle, and cannot be believed.
