@@ -131,7 +131,7 @@ def explain(record):
     if getattr(record, "exception", "") == "LockException":
         record.msg = (
             "Error: another run works in this folder; allowed: one at a time. "
-            "Only if it was killed on another machine: snakemake --unlock"
+            "If none does, as after a reboot: snakemake --unlock"
         )
     elif target := re.search(r"No \w+ to produce (\S+) ", text):
         made = sorted(each.name for each in workflow.rules if not each.has_wildcards())
