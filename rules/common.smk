@@ -276,7 +276,9 @@ def not_compared(wildcards):
         raw, _ = find(COMPARED_WITH)
     except ValueError as error:
         return refused_if(True, error)
-    return refused_if(raw.resolve() == PLAN.raw.resolve(), f"with is '{COMPARED_WITH}', which is this run; allowed: another")
+    return refused_if(
+        raw.resolve() == PLAN.raw.resolve(), f"with is '{COMPARED_WITH}', which is this run; allowed: another"
+    )
 
 
 def scripts_of(package):
