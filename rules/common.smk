@@ -43,8 +43,8 @@ except ValueError as error:
 
 PLAN_JSON = plan_to_json(PLAN)
 RESULTS = str(PLAN.results)
-for part in ("", "/logs", "/tables", "/figures"):
-    check_folder(f"{RESULTS}{part}")
+for part in ("", "logs", "tables", "figures"):
+    check_folder(PLAN.results / part)
 TRACES = {name: str(PLAN.trace(name)) for name in PLAN.traced}
 CLASS = config["students"]
 COMPARED_WITH = str(config["with"])
