@@ -86,8 +86,8 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
         reason=facts.say(
             "Best in other settings: {others:listing}.",
             same_calls(asked),
-            "The calls explain little: at {best[bucket_mb]} MB {slowed[exposed]:ms} are exposed, and in the profiled "
-            "step compute takes {slowed[stretched]:ms} longer next to NCCL's kernels.",
+            "The calls explain little ({slowed[cell]}): at {best[bucket_mb]} MB {slowed[exposed]:ms} are exposed, and "
+            "in the profiled step compute takes {slowed[stretched]:ms} longer next to NCCL's kernels.",
             "Buckets of several gradients are copies: {large[bucket_mb]} MB buckets take "
             "{large[peak_memory] - small[peak_memory]:gib} more memory than {small[bucket_mb]} MB.",
             *(duel.speed.sentence("bucketed at its best", "overlapped", f"({duel.cell})") for duel in over[:1]),

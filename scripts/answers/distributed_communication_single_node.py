@@ -158,7 +158,8 @@ def growth(cells: DataFrame, fits: Lines) -> Typst:
         "{large[ratio]:times} and {small[megabytes]} MB {small[ratio]:times} as long; a ring with equal links and no "
         "overhead would take {ring:times} at every size.",
         say(
-            "Small messages slow down more, since the overhead grows from {before:µs} to {after:µs}.",
+            "{size} MB slows down more, since the overhead grows from {before:µs} to {after:µs}.",
+            size=small["megabytes"],
             before=1e6 * before.overhead,
             after=1e6 * after.overhead,
         )

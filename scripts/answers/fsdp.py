@@ -79,9 +79,6 @@ def pytorch(table: DataFrame, rows: DataFrame, found: list[Duel]) -> Answer:
     asked = found[0]
     facts = Facts(own=asked.first, theirs=asked.other, row=first(rows), ahead=AHEAD)
     cells = [duel.cell for duel in found]
-    others: dict[str, list[Duel]] = {}
-    for duel in found[1:]:
-        others.setdefault(theirs(duel.other), [asked]).append(duel)
     return Answer(
         asked="Against fully_shard",
         verdict=asked.speed.sentence("FSDP (ours)", theirs(asked.other), f"({asked.cell})"),
@@ -98,7 +95,7 @@ def pytorch(table: DataFrame, rows: DataFrame, found: list[Duel]) -> Answer:
             },
         ),
         reason=facts.say(
-            *(elsewhere(duels, f" against {name}") for name, duels in others.items()),
+            elsewhere(found, " against the faster fully_shard"),
             "Ours gathers up to {ahead} units ahead; fully_shard uses its default prefetching"
             + tell(
                 TUNED in set(rows["contender"]),

@@ -32,7 +32,6 @@ def share(table: DataFrame, rows: DataFrame) -> Answer:
         microseconds=1e3 * naive["idle"] if naive["compiled"] and naive["idle"] > IDLE else None,
         uncovered=naive["uncovered"] if naive["hidden"] == 0 else None,
     )
-    replayed = bool(naive["compiled"] and naive["gpu"])
     takes = "A naive step takes {naive[median]:ms}; "
     return Answer(
         asked="Step time and share",
@@ -55,7 +54,7 @@ def share(table: DataFrame, rows: DataFrame) -> Answer:
             "In other settings exposed communication is {others:listing} of the step.",
             "The wrapper all-reduces {naive[messages]:whole} gradients one by one, {naive[communicated]:size} "
             "together.",
-            "The additional idle time is {microseconds / naive[messages]:µs} per call"
-            + (", likely because the replayed graph runs them strictly one after the other." if replayed else "."),
+            "The additional idle time is {microseconds / naive[messages]:µs} per call on average; its cause is not "
+            "known.",
         ),
     )

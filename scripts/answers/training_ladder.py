@@ -207,7 +207,7 @@ def sizes(rungs: DataFrame, found: list[DataFrame]) -> Answer:
             else "A cell's fastest step takes {over:span times} the time of its parts alone, and at most {wall:times} "
             "the device's busy time.",
             YARDSTICK if spans["over"][0] < 1 else "",
-            *map(shape_of, best.drop_duplicates("size")["size"]),
+            *(shape_of(row) for _, row in best.drop_duplicates("size").iterrows()),
             in_fp8(rungs, fastest(found[-1])) if found else "",
             "Others publish 57 % of the peak (LLMQ, Qwen2.5 3B on one H100 @schultheis2026) and 39 % (torchtitan, "
             "Llama 3.1 8B on eight H100s at 500 W @torchtitan2024).",
@@ -215,13 +215,14 @@ def sizes(rungs: DataFrame, found: list[DataFrame]) -> Answer:
     )
 
 
-def shape_of(size: str) -> Typst:
+def shape_of(row: Series) -> Typst:
     """The shape of a model that is not one of the named sizes."""
     return say(
-        '{name} has {shape.num_layers} blocks of {shape.num_heads} heads, $d_"model" = {shape.d_model}$ and '
-        '$d_"ff" = {shape.d_ff}$.',
-        name=size_name(size) if ":" in size else "",
-        shape=parse_size(size),
+        '{name} has {shape.num_layers} blocks of {shape.num_heads} heads, $d_"model" = {shape.d_model}$, '
+        '$d_"ff" = {shape.d_ff}$ and a vocabulary of {row[vocab_size]:whole}.',
+        name=size_name(row["size"]) if ":" in row["size"] else "",
+        shape=parse_size(row["size"]),
+        row=row,
     )
 
 
@@ -258,11 +259,11 @@ def several(table: DataFrame) -> Answer:
         more=facts.say("With {name}" + how + " a step takes {row[step]:ms}, or {row[tokens]:whole} tokens/s."),
         evidence=Captioned(
             grid(found.assign(replayed=found["graph"].map({True: "yes", False: "no"})), WRAPPED, text_columns=4),
-            "One training step of all GPUs, each on its own sequences; times of the slowest. Without communication: "
-            "the last rung on each GPU. Data-parallel wrapper: gradients are averaged during the backward pass, and "
-            "each GPU updates every weight. Sharded optimizer: each GPU updates its share during the backward pass. "
-            "FSDP: weights are sharded in fp32 and gathered in bf16 by block, and blocks are compiled, not fused. A "
-            "step launched kernel by kernel is not compared with one replayed from a CUDA graph.",
+            "One training step of all GPUs, each on its own sequences; times of the slowest. No communication: the "
+            "last rung on each GPU. Data-parallel wrapper: gradients are averaged in buckets during the backward pass, "
+            "then each GPU updates every weight. Sharded optimizer: each GPU updates its share during the backward "
+            "pass. FSDP: weights are sharded in fp32 and gathered in bf16 by block, and blocks are compiled, not "
+            "fused. Steps with a CUDA graph are not compared with steps without one.",
         ),
     )
 

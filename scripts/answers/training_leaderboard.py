@@ -110,8 +110,8 @@ def measured(tables: Tables, parts: DataFrame) -> Answer:
         ),
         reason=say(
             "Each GPU has a sequence and all bf16 weights; fp32 masters and moments are sharded. Blocks run fused "
-            "passes and our attention, and weights are updated under the backward pass, without torch.compile and "
-            "without a CUDA graph."
+            "passes (@sec-training_ladder) and our attention, and weights are updated under the backward pass, without "
+            "torch.compile and without a CUDA graph."
             if first.name == "step"
             else "",
             utilization(first, gpu),
