@@ -7,7 +7,7 @@ from pandas import DataFrame
 
 from cs336_systems.measure.gpus import gpu_of
 from scripts.rendering.answer import NOTHING, Answer, Found, Tables, least_and_most, say
-from scripts.rendering.markup import Typst
+from scripts.rendering.markup import Typst, with_unit
 from scripts.views.data import measured_gpu, reference_context, select
 from scripts.views.steps import steady, step_table, utilization
 from scripts.views.units import GIB
@@ -74,13 +74,15 @@ def limits(end_to_end: DataFrame, profile: Found) -> Typst:
         waiting = say("{late:listing} {waits}", late=late, waits="waits" if len(late) == 1 else "wait")
         sentences += [
             say(
-                "In {precision}, {who} busy for {busy:span percent} of the time"
+                "In {precision}, {who} busy for {busy} of the time"
                 + (": {waiting} for the host to launch kernels." if late else "."),
                 "They reach {reached:span percent} of its peak rate.",
                 precision=precision,
                 who=who,
                 waiting="they wait" if len(late) == len(rows) else waiting,
-                busy=least_and_most(rows["busy"]),
+                busy=Typst(
+                    " to ".join(dict.fromkeys(with_unit(100 * end, "%") for end in least_and_most(rows["busy"])))
+                ),
                 reached=least_and_most(rows["utilization"]),
             )
         ]
