@@ -72,7 +72,7 @@ def forward_time(found: DataFrame, close: DataFrame, unit: str) -> Answer:
     return Answer(
         asked=ASKED["forward"],
         verdict=facts.say(
-            "A forward pass of {row[label]} at context {row[context]} takes {times:listing}.",
+            "In inference, a forward pass of {row[label]} at context {row[context]} takes {times:listing}.",
             times=[say("{row[stage]:ms} in {row[precision]}", row=each) for _, each in quoted.iterrows()],
         ),
         more=facts.say(

@@ -150,8 +150,8 @@ def limits(roof: DataFrame) -> Typst:
         fast, moved = select(own, memory=False), select(own, memory=True)["of_bandwidth"]
         sentences += [
             say(
-                "In {precision}, {fast:listing} reach {rates:span percent} of the peak rate. For all others memory "
-                "bandwidth is the roof; they move their bytes at {moved:span percent} of it"
+                "In {precision}, {fast:listing} reach {rates:span percent} of the peak rate. For the others drawn, "
+                "memory bandwidth is the roof; they move their bytes at {moved:span percent} of it"
                 + (", partly from L2." if moved.max() > COPIED else "."),
                 precision=precision,
                 fast=list(fast["kind"]),
