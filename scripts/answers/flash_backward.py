@@ -21,6 +21,7 @@ def answers(tables: Tables) -> Found:
         shortest=first(decided.sort_values("sequence")),
         row=first(longest),
         long=least_and_most(ratio_of_longest),
+        there=[name for name in precisions if name in set(longest["precision"])],
     )
     return {
         "hopper": measured_gpu(tables) != "",
@@ -37,7 +38,7 @@ def answers(tables: Tables) -> Found:
                 if len(pairs)
                 else ""
             ),
-            more=facts.say("At {row[sequence]} tokens it takes {long:span times}.")
+            more=facts.say("At {row[sequence]} tokens it takes {long:span times} ({there:listing}).")
             if len(decided) > len(longest)
             else "",
             reason=facts.say(

@@ -82,9 +82,10 @@ def in_the_model(table: DataFrame) -> Answer:
             "few steps, or not measured.",
         ),
         reason=say(
-            "In the step of {model[label]}{model[how]} the device works for {model[device_busy]:ms} with our attention "
-            "and for {model[device_busy sdpa]:ms} with SDPA.",
+            "The device works for {model[device_busy]:ms} with our attention and for {model[device_busy sdpa]:ms} with "
+            "SDPA ({name}).",
             model=model,
+            name=model["label"] + model["how"],
         ),
     )
 
