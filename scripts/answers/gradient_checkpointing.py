@@ -62,7 +62,7 @@ def strategy(found: DataFrame) -> Answer:
     layers = next((block.shape.num_layers for block in blocks.values()), HANDOUT_LAYERS)
     return Answer(
         asked="(a) Strategy with the least memory",
-        verdict="Keep only the first block's input: O(1) memory in depth, but N(N + 1)/2 forward passes.",
+        verdict="Keep only the first block's input: O(1) memory in depth, but N(N + 1)/2 forward passes of blocks.",
         more="Nested halves need O(log N) memory and O(N log N) passes; one level needs O(√N) and 2 N.",
         evidence=Captioned(
             strategies_table(layers, blocks),

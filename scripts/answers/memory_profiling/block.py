@@ -47,13 +47,14 @@ def block(table: DataFrame) -> dict[str, Answer]:
             reason=say(
                 "Attention's weights grow with the square of the context. FlashAttention saves one number per row "
                 "of scores instead.",
-                "Under autocast a block with plain attention saves {ratio:times} as much as in fp32: the softmax "
-                "keeps its result in fp32, and the matmul keeps its bf16 copy.",
+                "Under autocast a block with plain attention saves {ratio:times} as much as in fp32 at context "
+                "{context}: the softmax keeps its result in fp32, and the matmul keeps its bf16 copy.",
                 "Autocast casts the normalized input separately for each linear layer: query, key, value, gate and "
                 "up each keep a copy."
                 if low
                 else "",
                 ratio=ratio(low, plain) if low and plain and low > plain else None,
+                context=context,
             ),
         ),
         "gradients": Answer(
