@@ -13,7 +13,7 @@ import torch
 
 from cs336_systems.attention.chip import kernel_obstacle
 from cs336_systems.experiments.base import Experiment
-from cs336_systems.fit.planned import GB, more_than
+from cs336_systems.fit.planned import exceeds
 from cs336_systems.measure.gpu_state import GpuState
 from cs336_systems.measure.memory import Unavailable, is_out_of_memory, release
 from cs336_systems.nvidia import uuid
@@ -85,9 +85,8 @@ def require_memory(cell: Experiment, device: torch.device) -> None:
     Raises:
         MemoryError: it certainly does not.
     """
-    total = psutil.virtual_memory().total
-    if device.type == "cpu" and (needed := more_than(total, cell)):
-        raise MemoryError(f"its step needs {needed / GB:.0f} GB by closed form, and this machine has {total / GB:.0f}")
+    if device.type == "cpu" and (why := exceeds(psutil.virtual_memory().total, cell, "this machine")):
+        raise MemoryError(why)
 
 
 def measure_or_explain(measure: Measure[E], cell: E, device: torch.device) -> list[Measurement]:

@@ -22,19 +22,15 @@ def too_large(cell: Experiment, machine: str) -> str:
     fit.
     """
     gpu = gpu_of_label(machine)
-    if gpu is None:
-        return ""
-    capacity = memory_of(gpu)
-    needed = more_than(capacity, cell)
-    return f"its step needs {needed / GB:.0f} GB by closed form, and the GPU has {capacity / GB:.0f}" if needed else ""
+    return exceeds(memory_of(gpu), cell, "the GPU") if gpu else ""
 
 
-def more_than(capacity: float, cell: Experiment) -> int:
-    """Bytes that a cell's step needs if they certainly exceed a capacity; 0 if it may fit, or has no closed form."""
+def exceeds(capacity: float, cell: Experiment, owner: str) -> str:
+    """Why a cell certainly does not fit into its owner's bytes; empty if it may, or has no closed form."""
     settings = cell.training_steps().values()
     if not settings or any(outcome(setting, capacity) != "does not fit" for setting in settings):
-        return 0
-    return least_memory(settings)
+        return ""
+    return f"its step needs {least_memory(settings) / GB:.0f} GB by closed form, and {owner} has {capacity / GB:.0f}"
 
 
 def least_memory(settings: Iterable[Setting]) -> int:
