@@ -11,6 +11,7 @@ from cs336_systems.compare.results import Results
 from cs336_systems.compare.samples import Samples
 from cs336_systems.compare.speed import SLOWER, UNDECIDED, Verdict
 from cs336_systems.compare.statistics import MARGIN, Difference, decide, difference, run_to_run, widening
+from cs336_systems.record.revisions import same_code
 from cs336_systems.record.validation import Row
 
 SAMPLES = "samples"
@@ -119,6 +120,7 @@ def compare(
     same = [cell.difference for cell, pair in zip(rough, pairs, strict=True) if cell.comparable and unchanged(*pair)]
     cells, widened = decided(rough, same, margin, on_gpu=on_gpu)
     rows_a, rows_b = [pair[1] for pair in pairs], [pair[3] for pair in pairs]
+    experiments = dict.fromkeys(cell.experiment for cell in cells)
     return Comparison(
         a=a.name,
         b=b.name,
@@ -126,7 +128,7 @@ def compare(
         only_a=tuple(cells_a[key].name for key in cells_a if key not in cells_b),
         only_b=tuple(cells_b[key].name for key in cells_b if key not in cells_a),
         differs=differing(rows_a, rows_b),
-        same_code=same_code(rows_a, rows_b),
+        same_code={name: all(cell.same_code for cell in cells if cell.experiment == name) for name in experiments},
         widened=widened,
         margin=margin,
         on_gpu=on_gpu,
@@ -201,8 +203,12 @@ def matched(a: Cell, b: Cell) -> list[tuple[Cell, Row, Cell, Row]]:
 
 def unchanged(a: Cell, row_a: Row, b: Cell, row_b: Row) -> bool:
     """Whether two rows are runs of the same program on the same kind of machine, and not copies of one run."""
-    same = all(getattr(row_a, name) == getattr(row_b, name) for name in ("revisions", *VERSIONS))
-    return same and getattr(row_a, "utc", "") != getattr(row_b, "utc", "")
+    same = all(getattr(row_a, name) == getattr(row_b, name) for name in VERSIONS)
+    return (
+        same
+        and same_code(*(getattr(row, "revisions", "") for row in (row_a, row_b)))
+        and getattr(row_a, "utc", "") != getattr(row_b, "utc", "")
+    )
 
 
 def compared(
@@ -233,7 +239,7 @@ def compared(
         difference=difference(a.time(row_a, tops[0]), b.time(row_b, tops[1]), run_to_run(on_gpu=on_gpu)),
         bound="host" if "host" in bounds else known,
         reason=reason,
-        same_code=getattr(row_a, "revisions", "") == getattr(row_b, "revisions", ""),
+        same_code=same_code(*(getattr(row, "revisions", "") for row in (row_a, row_b))),
         cost_a=cost(a, row_a, prices[0]),
         cost_b=cost(b, row_b, prices[1]),
     )
@@ -258,12 +264,3 @@ def listed(rows: Iterable[Row], column: str) -> str:
         values = list(dict.fromkeys(value[:COMMIT_CHARACTERS] for value in values))
     more = f" and {len(values) - MOST_LISTED} more" if len(values) > MOST_LISTED else ""
     return ", ".join(values[:MOST_LISTED]) + more
-
-
-def same_code(a: Sequence[Row], b: Sequence[Row]) -> dict[str, bool]:
-    """By common experiment, whether both runs have the same revisions of their code."""
-    of_side: list[dict[str, set[str]]] = [{}, {}]
-    for revisions, rows in zip(of_side, (a, b), strict=True):
-        for row in rows:
-            revisions.setdefault(row.experiment, set()).add(getattr(row, "revisions", ""))
-    return {name: revisions == of_side[1][name] for name, revisions in of_side[0].items() if name in of_side[1]}

@@ -96,6 +96,18 @@ def as_text(revisions: dict[str, str]) -> str:
 
 
 @cache
+def same_code(a: str, b: str) -> bool:
+    """Whether rows with these revisions were measured with the same code.
+
+    A unit that only one of them names was declared later; its first revision is the code from before.
+    """
+    if not (a and b):
+        return a == b
+    named = [dict(each.rpartition("=")[::2] for each in text.split()) for text in (a, b)]
+    return all(len({units.get(name, str(FIRST)) for units in named}) == 1 for name in {**named[0], **named[1]})
+
+
+@cache
 def is_current(text: str) -> bool | None:
     """Whether a row's revisions are the present ones; None if its code is not on this machine."""
     carried = [each.rpartition("=") for each in text.split()]

@@ -18,6 +18,7 @@ from cs336_systems.compare.comparison import matched
 from cs336_systems.compare.statistics import Time
 from cs336_systems.experiments.flash import contender_of
 from cs336_systems.experiments.registry import KINDS
+from cs336_systems.record.revisions import same_code
 from cs336_systems.record.rows import Provenance, row_model
 from cs336_systems.record.validation import Row
 
@@ -74,7 +75,7 @@ def same_program(a: Row, b: Row) -> bool:
     implementation = getattr(a, "implementation", "")
     if implementation == "plain_compiled":
         return False  # PyTorch chooses its kernels in each launch by timing them: once they were 5 % slower.
-    if getattr(a, "revisions", "") == getattr(b, "revisions", ""):
+    if same_code(getattr(a, "revisions", ""), getattr(b, "revisions", "")):
         return True
     if a.experiment == "flash":
         contender = contender_of(implementation)

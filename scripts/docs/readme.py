@@ -71,13 +71,18 @@ def ladder(rows: DataFrame) -> Iterator[list[str]]:
 
 
 def duel(duels: list[Duel], what: str, rival: str) -> Iterator[list[str]]:
-    """Ours against another in the cell of the report's verdict, and the same on other numbers of GPUs."""
+    """Ours against another in the cell of the report's verdict, followed by the same on other numbers of GPUs."""
+    row: list[str] = []
     for each in duels:
         if any(each.first[name] != duels[0].first[name] for name in SETTING):
             continue
-        own, other = (Series({**row, "shown": row["median"]}) for row in (each.first, each.other))
+        own, other = (Series({**times, "shown": times["median"]}) for times in (each.first, each.other))
         where = each.cell.removeprefix(f"{own['label']}, ")
-        yield from line(f"{sized(own)}, {where}: {what}", own, {rival: other})
+        for title, time, rivals in line(f"{sized(own)}, {where}: {what}", own, {rival: other}):
+            both = f"{time} and {milliseconds(other['shown'])}"
+            further = f"; with {own['processes']} GPUs {both}: {rivals.rpartition(': ')[2]}"
+            row = [*row[:2], row[2] + further] if row else [title, time, rivals]
+    yield from [row] if row else []
 
 
 def line(what: str, own: Series | None, others: Mapping[str, Series | None]) -> Iterator[list[str]]:

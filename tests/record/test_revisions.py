@@ -10,7 +10,7 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.model import build_model
 from cs336_systems.plan import make_plan
 from cs336_systems.record import revisions
-from cs336_systems.record.revisions import as_text, contenders_of, is_current, read_lock, revisions_of
+from cs336_systems.record.revisions import as_text, contenders_of, is_current, read_lock, revisions_of, same_code
 from cs336_systems.sizes import parse_size
 from scripts.revisions.__main__ import instrument_of
 from tests.samples import config
@@ -101,3 +101,19 @@ def test_ones_own_code_counts_by_its_digest(tmp_path, monkeypatch):
         cached.cache_clear()
     assert is_current(text) is False
     assert is_current("flash=1 module_that_is_not_here:attend=0123456789ab") is None
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        ("flash=1 timing=1", "flash=1 timing=1", True),
+        ("flash=1 timing=1", "flash=1 timing=1 model=1", True),  # declared later
+        ("flash=1 timing=1", "flash=1 timing=1 model=2", False),
+        ("flash=1 timing=1", "flash=1 timing=2", False),
+        ("flash=1 m:attend=0123", "flash=1 m:attend=4567", False),
+        ("0123456789ab", "flash=1", False),
+        ("", "flash=1", False),
+    ],
+)
+def test_a_unit_that_was_declared_later_is_unchanged_at_its_first_revision(a, b, same):
+    assert same_code(a, b) == same_code(b, a) == same

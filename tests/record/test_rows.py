@@ -334,7 +334,7 @@ def test_older_files_stand_for_the_value_that_a_later_parameter_had_then(tmp_pat
 
 
 def test_every_recorded_file_is_valid():
-    for machine in sorted(Path(ROOT, "recorded").iterdir()):
+    for raw in sorted(Path(ROOT, "recorded").glob("**/raw")):
         for name, experiment in EXPERIMENTS.items():
-            rows = read_jobs(experiment, sorted((machine / "raw" / name).glob("*.csv")), machine=machine.name)
-            assert rows or name not in {path.name for path in (machine / "raw").iterdir()}
+            rows = read_jobs(experiment, sorted((raw / name).glob("*.csv")), machine=raw.parent.name)
+            assert rows or name not in {path.name for path in raw.iterdir()}
