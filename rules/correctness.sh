@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Nothing is measured with incorrect instruments or incorrect code: run the numeric tests of the instruments, and those in
-# the modules that are named (a.b is tests/a/b.py), on this machine's devices, once for each version of the tests, of
-# the code they import, of PyTorch, Triton and the driver, and for each GPU model. results/MACHINE/correctness remembers
-# what has passed. On another kind of machine nothing is measured either.
-#   rules/correctness.sh results/MACHINE/correctness [TEST ...]
+# Nothing is measured with incorrect instruments or incorrect code: run the numeric tests of the instruments, and of the
+# named modules (a.b is tests/a/b.py), on this machine's devices, once for each version of the tests, of the code they
+# import, of PyTorch, Triton and the driver, and for each GPU model. results/MACHINE/correctness remembers what has
+# passed. On another kind of machine nothing is measured either.
+#   rules/correctness.sh results/MACHINE/correctness [all | TEST ...]
 set -euo pipefail
 passed=$1
 machine=$(basename "$(dirname "$passed")")

@@ -1,12 +1,13 @@
 """Stamps of the correctness gate, which identify the versions and the hardware on which tests have passed.
 
 Launch: python -m cs336_systems.run.gate nvidia-h200 test_model parallel.test_fsdp, which prints the stamps of
-tests/test_model.py and tests/parallel/test_fsdp.py here, one per line.
+tests/test_model.py and tests/parallel/test_fsdp.py here, one per line; `all` stands for every experiment's tests.
 """
 
 import hashlib
 import sys
 
+from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.machine import Machine, detect, machine_label, version_of
 from cs336_systems.record.source import DIGEST_CHARACTERS, source_digest
 
@@ -26,6 +27,11 @@ def stamp(test: str) -> str:
     return f"{test}-{source_digest(f'tests.{test}')}-{environment_digest(detect())}"
 
 
+def all_tests() -> list[str]:
+    """List the numeric tests of all experiments."""
+    return sorted({test for experiment in EXPERIMENTS.values() for test in experiment.numeric_tests})
+
+
 def check_machine(planned: str, machine: Machine) -> None:
     """Check that this is the machine for which the run was planned: a cluster's login node plans for other nodes.
 
@@ -43,4 +49,5 @@ if __name__ == "__main__":
         check_machine(planned, detect())
     except ValueError as error:
         sys.exit(str(error))
-    print(*map(stamp, tests), sep="\n")
+    named = [name for test in tests for name in (all_tests() if test == "all" else [test])]
+    print(*map(stamp, named), sep="\n")
