@@ -188,13 +188,14 @@ class ProgressMonitor:
     def _expect(self, taken: Mapping[Key, Taken]) -> dict[str, list[float]]:
         """Seconds of each job's start and of its cells; unknown cells count as the mean of the known ones."""
         walls = {key: cell.wall for key, cell in taken.items() if cell.wall}
+        startups = {experiment: cell.startup for (experiment, *_), cell in taken.items() if cell.startup}
         known = [walls[key] for job in self._pending for key in map(key_of, job.cells) if key in walls]
         self._known = bool(known)
         mean = sum(known) / len(known) if known else 1.0
         forked = self._plan.machine == CPU
         return {
             job.path: [
-                FORKED_S if forked else walls.get((job.experiment,), 0.0),
+                FORKED_S if forked else startups.get(job.experiment, 0.0),
                 *(walls.get(key_of(cell), mean) for cell in job.cells),
             ]
             for job in self._pending

@@ -24,6 +24,8 @@ class Taken:
 
     wall: float = 0.0
     """Seconds; 0 if they are not known."""
+    startup: float = 0.0
+    """Seconds in which its job started; 0 if they are not known."""
     timed: list[tuple[int, float]] = field(default_factory=list)
     """The number of samples and the mean, in seconds, of each metric that took separate time."""
     peak: float = 0.0
@@ -36,10 +38,7 @@ def key_of(cell: Experiment) -> Key:
 
 
 def read_taken(folders: Iterable[Path], experiments: Iterable[str] = tuple(EXPERIMENTS)) -> dict[Key, Taken]:
-    """Read the cells in some folders of CSV files; the last folder with a cell decides its total time.
-
-    An experiment's name alone is the key of the seconds in which its jobs start.
-    """
+    """Read the cells in some folders of CSV files; the last folder with a cell decides its total time."""
     taken: dict[Key, Taken] = {}
     for raw, name in itertools.product(folders, experiments):
         for path in sorted((raw / name).glob("*.csv")):
@@ -60,8 +59,7 @@ def _add(taken: dict[Key, Taken], experiment: str, lines: Iterable[dict[str, str
         values, mean = older | line, float(line["mean"])
         cell = taken.setdefault((experiment, *(values[name] for name in names)), Taken())
         if line["metric"] == WALL:
-            cell.wall = mean
-            taken[experiment,] = Taken(wall=float(line["startup_seconds"]))
+            cell.wall, cell.startup = mean, float(line["startup_seconds"])
         elif line["metric"] == PEAK:
             cell.peak = max(cell.peak, mean * MIB)
         else:
