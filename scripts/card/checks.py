@@ -21,7 +21,7 @@ def possible(cards: Cards) -> list[Check]:
     return [card_has_its_memory(tables), rates_are_below_the_peak(cards)]
 
 
-@check("{n:rate}; the closest reaches {most:.0%}")
+@check("{n} rate{s}; the closest reaches {most:.0%}")
 def rates_are_below_the_peak(cards: Cards) -> Cases:
     """No rate of a card is above its data sheet's peak."""
     for name, rows in cards.items():

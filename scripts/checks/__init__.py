@@ -62,14 +62,6 @@ class Case(NamedTuple):
 Cases = Iterator[Case]
 
 
-class Number(int):
-    """A number of cases, formatted with a noun: "{n:cell}" is "1 cell" or "3 cells"."""
-
-    def __format__(self, noun: str) -> str:
-        """The number, and its noun if one is given."""
-        return f"{int(self)} {plural(self, noun)}" if noun else f"{int(self)}"
-
-
 @dataclass(frozen=True)
 class Check:
     """The outcome of one self-check."""
@@ -86,7 +78,7 @@ def check(summary: str, otherwise: str | None = None) -> Callable[[Callable[P, C
     """Turn a generator of cases into a check. It fails if a case fails, and does not apply if there is no case.
 
     The first paragraph of its docstring is the sentence that must hold. Constants of its module are inserted into both;
-    the summary also gets the number of cases, `{n:cell}`, and the `least`, the `most` and the `total` of their figures.
+    the summary also gets their number, as in "{n} cell{s}", and the `least`, `most` and `total` of their figures.
 
     Args:
         summary: the detail of a check that has passed.
@@ -121,7 +113,7 @@ def conclude(
     known = [case.figure for case in cases if case.figure is not None and not math.isnan(case.figure)]
     extremes = {"least": min(known, default=0.0), "most": max(known, default=0.0), "total": sum(known)}
     detail = summary if cases or otherwise is None else otherwise
-    detail = detail.format_map({**constants, "n": Number(len(cases)), **extremes})
+    detail = detail.format_map({**constants, "n": len(cases), "s": plural(len(cases), ""), **extremes})
     return Check(sentence, "passed" if cases else "not applicable", detail)
 
 

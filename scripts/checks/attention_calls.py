@@ -35,7 +35,7 @@ def device_bound_rows(table: DataFrame) -> DataFrame:
     return table.merge(cells.loc[cells["device_bound"], parameters(Flash)])
 
 
-@check("{n:cell}, of which {total:.0f} are host-bound", NOT_APPLICABLE)
+@check("{n} cell{s}, of which {total:.0f} are host-bound", NOT_APPLICABLE)
 def phases_add_up(cells: DataFrame) -> Cases:
     """Attention's forward + backward, timed separately, agree with both in one call within {TOLERANCE[GPU]:.0%}; in
     short calls they differ by no more than the call's host cost explains.
@@ -49,7 +49,7 @@ def phases_add_up(cells: DataFrame) -> Cases:
         yield Case(name_row(Flash.name, row), not adds_up(row), detail, host)
 
 
-@check("{n:cell}", "seen on GPUs only")
+@check("{n} cell{s}", "seen on GPUs only")
 def kernels_are_its_own(flash: DataFrame) -> Cases:
     """Each attention implementation launched one of its own kernels."""
     for _, row in select(flash, metric="launches").iterrows():

@@ -14,7 +14,7 @@ FLASH_GROUP = ["implementation", "compiled_call", "batch_size", "heads", "causal
 ON_GPUS = "GPUs counted the memory of no more than {TERMS} cells of any kind"
 
 
-@check("{n:cell} within {PEAK_TOLERANCE:.0%}; largest difference {most:.1%}", ON_GPUS)
+@check("{n} cell{s} within {PEAK_TOLERANCE:.0%}; largest difference {most:.1%}", ON_GPUS)
 def peaks_are_polynomials(attention: DataFrame, flash: DataFrame) -> Cases:
     """An attention implementation's peak memory is one polynomial of length and head dimension.
 

@@ -14,7 +14,7 @@ DIFFER = ("flash_ablation", "data_parallel", "optimizer_sharding", "fsdp", "trai
 """Experiments whose contenders have different metrics."""
 
 
-@check("{n:experiment}")
+@check("{n} experiment{s}")
 def cells_are_complete(tables: Mapping[str, DataFrame]) -> Cases:
     """All cells of a kind that the same code measured have the same metrics."""
     for name, table in tables.items():
@@ -24,7 +24,7 @@ def cells_are_complete(tables: Mapping[str, DataFrame]) -> Cases:
             yield Case(in_words(EXPERIMENTS[name], cell), True, f"no {', '.join(missing)}")
 
 
-@check("{n:metric} lost in all cells", "no metric was lost")
+@check("{n} metric{s} lost in all cells", "no metric was lost")
 def metrics_are_lost_in_all_cells(tables: Mapping[str, DataFrame]) -> Cases:
     """No metric is missing that another cell of its kind has.
 

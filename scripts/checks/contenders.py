@@ -69,7 +69,7 @@ def contenders(kind: Kind, table: DataFrame) -> list[Contender]:
     return [Contender(kind, rows) for _, rows in groups]
 
 
-@check("{n:contender}", "no contender was measured")
+@check("{n} contender{s}", "no contender was measured")
 def all_do_what_they_declare(measured: list[Contender]) -> Cases:
     """Each contender communicates and copies what it declares, by number and bytes, and trains on its whole batch.
 
@@ -129,7 +129,7 @@ def within(number: float, bounds: Bounds) -> bool:
     return bounds[0] * (1 - DIGITS) <= number <= bounds[1] * (1 + DIGITS)
 
 
-@check("{n:profile}", ON_GPUS)
+@check("{n} profile{s}", ON_GPUS)
 def profiles_add_up(measured: list[Contender]) -> Cases:
     """The profiled computation and communication, minus their overlap, are the device's busy time.
 

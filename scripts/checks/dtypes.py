@@ -26,7 +26,7 @@ EXPECTED: Mapping[tuple[str, str], Callable[[Series], str]] = {
 rules."""
 
 
-@check("{n:tensor}")
+@check("{n} tensor{s}")
 def dtypes_are_the_expected(tables: Mapping[str, DataFrame]) -> Cases:
     """Dtypes match the named precision; under autocast they follow PyTorch's rules."""
     for (name, metric), precision in EXPECTED.items():

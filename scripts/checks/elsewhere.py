@@ -34,7 +34,7 @@ def quantities(tables: Mapping[str, DataFrame]) -> Iterator[tuple[str, str, Seri
     yield MemoryProfile.name, "peak_memory", peaks / MIB, PEAK
 
 
-@check("{n:number}; largest difference {most:.1%}", "device time and memory are measured only on GPUs")
+@check("{n} number{s}; largest difference {most:.1%}", "device time and memory are measured only on GPUs")
 def both_instruments_agree(tables: Mapping[str, DataFrame]) -> Cases:
     """Launches, a phase's device time and peak memory are the same in profiled and in timed steps.
 

@@ -16,7 +16,7 @@ MOST_EXCUSED = {"GPU": 1.6, "CPU": float("inf")}
 """Largest slowdown of the phases of a disturbed step."""
 
 
-@check("{n:cell}; at most {most:.2f} times as long", "only host-bound steps were timed with separate passes")
+@check("{n} cell{s}; at most {most:.2f} times as long", "only host-bound steps were timed with separate passes")
 def phases_add_up(end_to_end: DataFrame) -> Cases:
     """Forward + backward, each from its own run, agree with the same two phases of the training step.
 

@@ -19,7 +19,7 @@ def rows(tables: Mapping[str, DataFrame]) -> DataFrame:
     return contenders(FullyShardedTraining, tables["fsdp"])
 
 
-@check("{n:unit}", ON_GPUS)
+@check("{n} unit{s}", ON_GPUS)
 def weights_arrive_before_they_are_used(fsdp: DataFrame, rows: DataFrame) -> Cases:
     """No unit's computation begins before its weights arrive.
 

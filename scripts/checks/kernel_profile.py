@@ -30,7 +30,7 @@ SPLIT_SUM = "_split_k"
 NO_KERNEL = "no kernel was profiled"
 
 
-@check("{n:stage}, or within {STAGE_SLACK_MS:g} ms; largest difference {most:.1%}", "idle time exists on GPUs only")
+@check("{n} stage{s}, or within {STAGE_SLACK_MS:g} ms; largest difference {most:.1%}", "idle time exists on GPUs only")
 def stages_add_up(kernel_profile: DataFrame) -> Cases:
     """A stage's kernels and idle time agree with its CUDA events within {STAGE_TOLERANCE:.0%}, or
     {HOST_TOLERANCE:.0%} if host-bound.
@@ -45,7 +45,7 @@ def stages_add_up(kernel_profile: DataFrame) -> Cases:
         yield Case(name_row(KernelProfile.name, row), error > tolerance, detail, error)
 
 
-@check("{n:cell}", NO_KERNEL)
+@check("{n} cell{s}", NO_KERNEL)
 def products_are_counted(kernel_profile: DataFrame) -> Cases:
     """Eager forward passes launch one kernel per matmul of the model: layers × 9 + 1.
 
@@ -60,7 +60,7 @@ def products_are_counted(kernel_profile: DataFrame) -> Cases:
         yield Case(name_row(KernelProfile.name, row), row["calls"] != expected, detail)
 
 
-@check("{n:kernel}", NO_KERNEL)
+@check("{n} kernel{s}", NO_KERNEL)
 def categories_are_those_of_the_names(kernel_profile: DataFrame) -> Cases:
     """Every kernel whose name states its category has that category.
 

@@ -174,12 +174,13 @@ class Statement(NamedTuple):
         """The number of values, and how close the closest is to its limit."""
         if limits := [bounds for bounds in numbers if not math.isnan(bounds.reached)]:
             most, allowed = max(bounds.reached for bounds in limits), max(bounds.allowed for bounds in limits)
-            return f"{{n:number}}; the closest reaches {most:.1%} of its limit, allowed {allowed:.0%}"
+            return f"{{n}} number{{s}}; the closest reaches {most:.1%} of its limit, allowed {allowed:.0%}"
         apart = max((bounds.apart for bounds in numbers), default=0.0)
         allowed = max(max(law.sides) for law in self.laws)
         if apart < EQUAL:
-            return "{n:number}, all as expected"
-        return f"{{n:number}}; largest difference {apart:.2%}" + (f", allowed {100 * allowed:.3g}%" if allowed else "")
+            return "{n} number{s}, all as expected"
+        limit = f", allowed {100 * allowed:.3g}%" if allowed else ""
+        return f"{{n}} number{{s}}; largest difference {apart:.2%}{limit}"
 
     def none(self, tables: Mapping[str, DataFrame]) -> str:
         """Why there is no value that it applies to."""

@@ -31,7 +31,7 @@ ABOVE_OTHERS = 0.1
 """Share by which one cell's clock may exceed all others."""
 
 
-@check("{n:experiment}")
+@check("{n} experiment{s}")
 def one_machine(tables: Mapping[str, DataFrame]) -> Cases:
     """All rows were measured on one GPU model, on one GPU per process, with TF32 off (probed by a multiplication)."""
     models = {gpu or "no GPU" for table in tables.values() for gpu in table["gpu"]}
@@ -43,7 +43,7 @@ def one_machine(tables: Mapping[str, DataFrame]) -> Cases:
         yield Case(name, len(models) > 1 or tf32 + miscounted > 0, detail)
 
 
-@check("{n:experiment}: {ALL_OF_THEM}")
+@check("{n} experiment{s}: {ALL_OF_THEM}")
 def one_version_each(tables: Mapping[str, DataFrame]) -> Cases:
     """All rows of an experiment were measured with the same versions, processor and seed.
 
@@ -82,7 +82,7 @@ def compared_rows(name: str, column: str, table: DataFrame) -> list[DataFrame]:
     return [group for _, group in rows.groupby(kind_of_call(rows))]
 
 
-@check("{n:cell}")
+@check("{n} cell{s}")
 def cells_have_one_origin(tables: Mapping[str, DataFrame]) -> Cases:
     """All rows of a cell are of one job.
 
@@ -96,7 +96,7 @@ def cells_have_one_origin(tables: Mapping[str, DataFrame]) -> Cases:
             yield Case(name_row(name, row), other, "of another job")
 
 
-@check("{n:job}", "no data sheet is listed for this GPU or CPU")
+@check("{n} job{s}", "no data sheet is listed for this GPU or CPU")
 def card_has_its_memory(tables: Mapping[str, DataFrame]) -> Cases:
     """The GPU has the memory of its data sheet, in GB or in GiB, except for the driver's share."""
     for name, table in tables.items():
@@ -108,7 +108,7 @@ def card_has_its_memory(tables: Mapping[str, DataFrame]) -> Cases:
                 yield Case(name, not low <= memory <= high, detail)
 
 
-@check("{n:cell}", "a GPU's clock is sampled where its driver reports it")
+@check("{n} cell{s}", "a GPU's clock is sampled where its driver reports it")
 def clocks_are_clocks(tables: Mapping[str, DataFrame]) -> Cases:
     """A GPU's clock is a whole number of MHz that other cells also reach."""
     clocks = [(cell, samples(row)) for cell, row in rows_of(tables, metric=SM_CLOCK)]

@@ -12,7 +12,7 @@ MEASURED = "peak_allocated"
 DETAILS = list(MemoryProfile.details)
 
 
-@check("{n:cell}", "memory is recorded only on GPUs")
+@check("{n} cell{s}", "memory is recorded only on GPUs")
 def allocations_have_a_lifetime(memory_profile: DataFrame) -> Cases:
     """The largest allocations are ordered by size, and each that ends has a lifetime."""
     for row, rows in cells(memory_profile, MemoryProfile, MEASURED):

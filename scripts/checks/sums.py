@@ -32,7 +32,7 @@ def bounds(part: Metric, on_gpu: bool) -> tuple[float, float]:
     return 1 - max(between, ROUNDING), 1 + max(between, ROUNDING)
 
 
-@check("{n:sum}")
+@check("{n} sum{s}")
 def parts_add_up(tables: Mapping[str, DataFrame]) -> Cases:
     """A quantity with parts, such as a step, its device time or the memory at its peak, is their sum.
 
@@ -55,7 +55,7 @@ def parts_add_up(tables: Mapping[str, DataFrame]) -> Cases:
                 yield Case(name_row(name, row), wrong, detail)
 
 
-@check("{n:cell}, up to rounding")
+@check("{n} cell{s}, up to rounding")
 def each_step_is_the_sum_of_its_phases(tables: Mapping[str, DataFrame]) -> Cases:
     """Each sample of a step is the sum of its phases' samples.
 
@@ -75,7 +75,7 @@ def each_step_is_the_sum_of_its_phases(tables: Mapping[str, DataFrame]) -> Cases
                 yield Case(in_words(kind, cell), bool((apart > SAMPLE_ROUNDING * step).any()), detail)
 
 
-@check("{n:number}")
+@check("{n} number{s}")
 def counts_are_whole(tables: Mapping[str, DataFrame]) -> Cases:
     """Memory is a whole number of bytes, and every count is a whole number."""
     for name, table in tables.items():

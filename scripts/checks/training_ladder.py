@@ -17,7 +17,7 @@ def rungs(tables: Mapping[str, DataFrame]) -> DataFrame:
     return rung_table(tables["training_ladder"])
 
 
-@check("{n:step}; the closest takes {least:.2f} of its parts' time", "a CPU also does other work")
+@check("{n} step{s}; the closest takes {least:.2f} of its parts' time", "a CPU also does other work")
 def no_step_beats_its_floor(rungs: DataFrame) -> Cases:
     """No step of the ladder, and none in FP8, is faster than its parts alone by more than {COOLER:.0%}."""
     known = rungs[rungs["floor"].notna() & (rungs["gpu"] != "")]
@@ -27,7 +27,7 @@ def no_step_beats_its_floor(rungs: DataFrame) -> Cases:
         yield Case(where, row["over"] < (1 - COOLER) * (1 - HONEST), detail, float(row["over"]))
 
 
-@check("{n:rung}; at most {most:.1f}", "no rung was trained")
+@check("{n} rung{s}; at most {most:.1f}", "no rung was trained")
 def every_rung_learns(training_ladder: DataFrame) -> Cases:
     """Each rung's loss after training is within {SCATTER} standard deviations of fp32's over seeds.
 

@@ -18,7 +18,7 @@ APART = 0.006
 SETS_APART = ("compiled", "compiled_call", "implementation", "attention", "context", "sequence", "megabytes")
 
 
-@check("{n:kind} of times")
+@check("{n} kind{s} of times")
 def no_two_times_identical(tables: Mapping[str, DataFrame]) -> Cases:
     """No two times of a kind are identical to the last digit.
 
@@ -38,7 +38,7 @@ def no_two_times_identical(tables: Mapping[str, DataFrame]) -> Cases:
                 yield Case(metric, bool(twice), ", ".join(twice))
 
 
-@check("{n:pair}; the closest differ by {least:.1%}", "there are no two such cells")
+@check("{n} pair{s}; the closest differ by {least:.1%}", "there are no two such cells")
 def no_two_cells_alike(tables: Mapping[str, DataFrame]) -> Cases:
     """Cells of the same kernels that differ in implementation, compilation or length differ by {APART:.1%} in some
     time.

@@ -24,7 +24,7 @@ def predicted(tables: Mapping[str, DataFrame]) -> DataFrame:
     return predictions(tables)
 
 
-@check("{n:step}; at most {most:.1%}", ON_GPUS)
+@check("{n} step{s}; at most {most:.1%}", ON_GPUS)
 def memory_is_predicted(predicted: DataFrame) -> Cases:
     """A step's peak memory is predicted within {FAR:.0%}, and {SHARE:.0%} of the steps' within {MEMORY_WITHIN:.0%}."""
     rows = evaluated(predicted, "memory")
@@ -35,7 +35,7 @@ def memory_is_predicted(predicted: DataFrame) -> Cases:
         yield Case(row["cell"], error > FAR or (error > MEMORY_WITHIN and share < SHARE), said, error)
 
 
-@check("{n:step}; at most {most:.1%}", "no device-bound step of a GPU with listed rates was timed")
+@check("{n} step{s}; at most {most:.1%}", "no device-bound step of a GPU with listed rates was timed")
 def time_is_predicted(predicted: DataFrame) -> Cases:
     """A device-bound step's time is predicted within {TIME_WITHIN:.0%}, or {ELSEWHERE:.0%} on a GPU without record.
 
@@ -48,7 +48,7 @@ def time_is_predicted(predicted: DataFrame) -> Cases:
         yield Case(row["cell"], error > (1 + within) * (1 + HONEST) - 1, said, error)
 
 
-@check("{n:cell}", "no step was measured on a GPU")
+@check("{n} cell{s}", "no step was measured on a GPU")
 def what_ran_fits(tables: Mapping[str, DataFrame], predicted: DataFrame) -> Cases:
     """No step that ran is predicted to exceed the GPU's memory, and no step that ran out of memory is predicted to
     fit.
