@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from cs336_systems.accounting.transformer import parameter_tensors, parameters
 from cs336_systems.accounting.units import BYTES, FP32_BYTES
-from cs336_systems.limits import AHEAD, REDUCTIONS
+from cs336_systems.limits import AHEAD
 from cs336_systems.sizes import ModelShape
 
 
@@ -101,12 +101,6 @@ class FullySharded:
         uses = [*forward, *reversed(forward[1:])]
         windows = (dict(uses[start : start + 1 + AHEAD]) for start in range(len(uses)))
         return max(self._bytes(window.values()) for window in windows)
-
-    @property
-    def gradients_in_flight(self) -> int:
-        """Maximum bytes of unsharded gradients: a unit's, and previous units' that are being reduced."""
-        units = self.units()
-        return max(self._bytes(units[start : start + 1 + REDUCTIONS]) for start in range(len(units)))
 
     @property
     def gathered_in_a_step(self) -> int:
