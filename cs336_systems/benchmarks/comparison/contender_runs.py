@@ -59,7 +59,6 @@ from cs336_systems.parallel.buckets import MB
 from cs336_systems.parallel.gather import gather, slowest
 from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.training import compile_blocks
-from cs336_systems.training.cuda_graph import CALLS_OF_DDP
 
 SLACK = 1.05
 """Factor for libraries' workspaces and the allocator's fragmentation."""
@@ -185,9 +184,10 @@ class ContenderRuns:
         Raises:
             Unavailable: on all ranks, if a timed step on one did less work than required.
         """
-        drawn, places, warmup = random_state(self.device), places_of(self.device), self._untimed_steps(contender)
+        drawn, places = random_state(self.device), places_of(self.device)
         reads = contender.scheme != "FSDP" or self._has_room(contender, self.gradient_bytes)
         training = self._start(contender)
+        warmup = self._untimed_steps(contender, training)
         own = Notes(training, batches, places, reads=reads, counts=not self.replays)
         turn = self._turn(contender, training, before=own.before, after=own.after)
         own.close()
@@ -212,10 +212,10 @@ class ContenderRuns:
         self.rounds_left[contender] = 0 if chosen else left - 1
         return chosen
 
-    def _untimed_steps(self, contender: Declared) -> int:
+    def _untimed_steps(self, contender: Declared, training: Training) -> int:
         """Count the steps of a turn before the timed ones."""
         observed = 0 if contender in self.observer.observed else STEPS_BEFORE + 1
-        return observed + (CALLS_OF_DDP if self.replays else 0) + self.cell.warmup
+        return observed + (training.calls_before_capture if self.replays else 0) + self.cell.warmup
 
     def _has_room(self, contender: Declared, spare: int) -> bool:
         """Whether all ranks have memory for a contender's training and some extra."""
