@@ -28,9 +28,12 @@ def too_large(cell: Experiment, machine: str) -> str:
 def exceeds(capacity: float, cell: Experiment, owner: str) -> str:
     """Why a cell certainly does not fit into its owner's bytes; empty if it may, or has no closed form."""
     settings = cell.training_steps().values()
-    if not settings or any(outcome(setting, capacity) != "does not fit" for setting in settings):
+    if any(outcome(setting, capacity) != "does not fit" for setting in settings):
         return ""
-    return f"its step needs {least_memory(settings) / GB:.0f} GB by closed form, and {owner} has {capacity / GB:.0f}"
+    needed = least_memory(settings) if settings else cell.least_bytes
+    if needed <= capacity:
+        return ""
+    return f"it needs {needed / GB:.0f} GB by closed form, and {owner} has {capacity / GB:.0f}"
 
 
 def least_memory(settings: Iterable[Setting]) -> int:
@@ -42,6 +45,11 @@ def describe_too_large(cells: Any, machine: str) -> Iterator[str]:
     """A sentence about each cell that cannot fit."""
     for cell in cells:
         if why := too_large(cell, machine):
-            precision = getattr(cell, "precision", "")
-            where = [cell.name, size_name(cell.size), f"context {cell.context}", *([precision] if precision else [])]
-            yield f"{', '.join(where)}: {why}"
+            context = [f"context {cell.context}"] if hasattr(cell, "context") else []
+            precision = [cell.precision] if hasattr(cell, "precision") else []
+            yield f"{', '.join([cell.name, size_of(cell), *context, *precision])}: {why}"
+
+
+def size_of(cell: Any) -> str:
+    """The model size of a cell, or its sequence length."""
+    return size_name(cell.size) if hasattr(cell, "size") else f"sequence {getattr(cell, 'sequence', 1)}"

@@ -14,7 +14,7 @@ from cs336_systems.accounting.step_time import step_seconds
 from cs336_systems.config import CPU
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.fit.gpus import gpu_of_label, memory_of, rates_of
-from cs336_systems.fit.planned import least_memory
+from cs336_systems.fit.planned import least_memory, size_of
 from cs336_systems.fit.recorded import recorded
 from cs336_systems.fit.verdict import CONTEXT, GAPS, outcome
 from cs336_systems.grids import BACKEND, Job, device_of
@@ -22,7 +22,6 @@ from cs336_systems.measure.gpus import Gpu, listed
 from cs336_systems.plan import REFERENCE, Plan
 from cs336_systems.run.progress import sources
 from cs336_systems.run.taken import Taken, key_of, read_taken
-from cs336_systems.sizes import size_name
 
 GB = 1e9
 ROWS = Path("recorded", REFERENCE, "raw")
@@ -95,14 +94,10 @@ def row(name: str, cells: Sequence[Expected], planned: Sequence[Experiment]) -> 
 
 def too_large(cells: Sequence[Expected], planned: Sequence[Experiment]) -> Iterator[str]:
     """For each model size or sequence length, the number of cells that are too large and their minimum memory."""
-    several = Counter(map(_size, planned))
-    for size, count in Counter(_size(each.cell) for each in cells).items():
-        needed = min(each.needed for each in cells if _size(each.cell) == size)
+    several = Counter(map(size_of, planned))
+    for size, count in Counter(size_of(each.cell) for each in cells).items():
+        needed = min(each.needed for each in cells if size_of(each.cell) == size)
         yield f"{size}: {count} of {several[size]} (from {needed / GB:.0f} GB)"
-
-
-def _size(cell: Any) -> str:
-    return size_name(cell.size) if hasattr(cell, "size") else f"sequence {getattr(cell, 'sequence', 1)}"
 
 
 def expected(plan: Plan, gpu: Gpu, jobs: Iterable[Job]) -> Iterator[Expected]:

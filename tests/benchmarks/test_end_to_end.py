@@ -43,7 +43,7 @@ def test_a_cell_out_of_memory_is_a_row_between_its_neighbours(launch, capsys):
     assert {"step", "wall"} <= set(before) & set(after)
     assert set(lost) == {"cell", "wall"}
     assert lost["cell"].status == "oom"
-    assert "its step needs 320001 GB by closed form, and this machine has " in lost["cell"].message
+    assert "it needs 320001 GB by closed form, and this machine has " in lost["cell"].message
     assert "[2/3] context=8000000: oom: " in capsys.readouterr().err
 
 

@@ -10,10 +10,11 @@ import pytest
 from torch import nn
 
 from cs336_systems.experiments.end_to_end import EndToEnd
+from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.fit.__main__ import main
 from cs336_systems.fit.gpus import gpu_of_label, memory_of
-from cs336_systems.fit.planned import too_large
+from cs336_systems.fit.planned import describe_too_large, too_large
 from cs336_systems.model import TransformerLM
 from cs336_systems.record.machine import machine_label
 from tests.samples import ROOT
@@ -168,11 +169,15 @@ def test_every_listed_gpu_has_a_memory_and_a_label():
 
 def test_cells_that_cannot_fit_are_told_and_others_tried():
     step = EndToEnd(size="10B", context=128)
-    assert too_large(step, "nvidia-h200").startswith("its step needs 20")
+    assert too_large(step, "nvidia-h200").startswith("it needs 20")
     assert too_large(EndToEnd(size="10B", context=128, mode="forward_backward"), "nvidia-h200") == ""
     assert too_large(EndToEnd(size="10B", context=128, model="tests.fit.test_fit:Chooses"), "nvidia-h200") == ""
     assert too_large(step, "cpu") == too_large(step, "nvidia-h900") == ""
     assert too_large(FullyShardedTraining(size="10B", precision="bf16"), "nvidia-h200") == ""  # sharded, it fits
+    assert list(describe_too_large([step, Flash(sequence=10**9)], "nvidia-h200")) == [
+        f"end_to_end, 10B, context 128, fp32: {too_large(step, 'nvidia-h200')}",
+        "flash, sequence 1000000000, bf16: it needs 768 GB by closed form, and the GPU has 151",
+    ]
 
 
 @pytest.mark.parametrize(
