@@ -6,6 +6,7 @@ Needs nothing; makes SOURCES, what the configuration is merged from, by name, an
 import os
 import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 from snakemake.exceptions import CliException
@@ -25,8 +26,11 @@ def interrupted(*_):
 
 
 def check_folder(folder):
-    """Refuse a folder that cannot be written, or something else in its place."""
-    if os.path.lexists(folder) and not (os.path.isdir(folder) and os.access(folder, os.W_OK)):
+    """Refuse a folder that cannot be written, or something else in its place. Root may write /proc, but nothing there."""
+    try:
+        if os.path.lexists(folder):
+            tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
         raise Refused(f"{folder} is not a folder that this user can write; allowed: to be one, or to be absent")
 
 

@@ -75,6 +75,9 @@ def test_a_file_in_the_place_of_a_folder_is_named(project):
     (project / "results").write_text("mine")
     assert "Error: results is not a folder that this user can write" in refused(project)
     (project / "results").unlink()
+    (project / "results").symlink_to("/proc")  # root may write here by its mode, but no file can be made
+    assert "Error: results is not a folder that this user can write" in snakemake(project, "-n", check=False)
+    (project / "results").unlink()
     (project / "results/cpu").mkdir(parents=True)
     (project / "results/cpu/logs").write_text("mine")
     assert "Error: results/cpu/logs is not a folder that this user can write" in snakemake(project, "-n", check=False)
