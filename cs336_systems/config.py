@@ -6,6 +6,7 @@ here. No torch here.
 Launch: python -m cs336_systems.config > config.schema.json
 """
 
+import argparse
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -301,4 +302,5 @@ def _has(content: Any, path: Iterable[Any]) -> bool:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description="Print the JSON Schema of config.yaml.").parse_args()
     print(json.dumps(Config.model_json_schema(), indent=2))

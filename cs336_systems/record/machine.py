@@ -3,6 +3,7 @@
 Launch: python -m cs336_systems.record.machine, which prints it in the form of config.yaml's key `machine`.
 """
 
+import argparse
 import contextlib
 import importlib.metadata
 import os
@@ -155,5 +156,6 @@ def _cpu_model() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description="Print this machine in the form of config.yaml's key `machine`.").parse_args()
     machine = detect()
     print(f"{len(machine.gpus)} x {machine.gpus[0]}" if machine.gpus else "cpu")

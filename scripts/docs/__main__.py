@@ -4,6 +4,7 @@ Launch: python -m scripts.docs [PAGE ...], for all pages or the named ones.
 """
 
 import argparse
+import signal
 from pathlib import Path
 
 from scripts.docs import api, compare, data_dictionary, gpus, picture, readme, recorded_machines, what_fits
@@ -23,6 +24,7 @@ PAGES = {
 """The function that updates each page's text."""
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C leaves no traceback
     parser = argparse.ArgumentParser(description="Write the generated parts of README.md and docs/.")
     parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"of {', '.join(PAGES)}; default: all")
     chosen = parser.parse_args().pages or list(PAGES)
