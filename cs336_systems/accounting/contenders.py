@@ -25,7 +25,7 @@ COPY_SLACK = 0.25
 
 Bounds = tuple[float, float]
 """Minimum and maximum; equal if the closed form is exact."""
-Found = Mapping[tuple[str, str], tuple[float, float]]
+Collectives = Mapping[tuple[str, str], tuple[float, float]]
 """Calls and bytes, by part of a step and collective."""
 
 
@@ -66,7 +66,7 @@ ClosedForm = Callable[[RanksCell], tuple[Sent, ...]]
 """Function from a cell to the messages of a step."""
 
 
-def differences(sends: Sequence[Sent], observed: Found) -> Iterator[str]:
+def differences(sends: Sequence[Sent], observed: Collectives) -> Iterator[str]:
     """Describe how observed collectives differ from the declared ones."""
     left = dict(observed)
     for sent in sends:

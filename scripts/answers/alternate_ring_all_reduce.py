@@ -1,10 +1,10 @@
 """Answer to `alternate_ring_all_reduce`, a formula."""
 
-from scripts.rendering.answer import Answer, Found, Tables
+from scripts.rendering.answer import Answer, Answers, Tables
 from scripts.rendering.markup import Typst
 
 
-def answers(tables: Tables) -> Found:
+def answers(tables: Tables) -> Answers:
     """The section's answer."""
     return {
         "time": Answer(

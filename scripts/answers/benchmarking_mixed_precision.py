@@ -4,7 +4,7 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.record.rows import parameters
-from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, say, tell
+from scripts.rendering.answer import NOTHING, Answer, Answers, Captioned, Facts, Tables, count, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Tile, Typst, times
 from scripts.views.data import PRECISIONS, last, measured_gpu, reference_context, select
@@ -31,7 +31,7 @@ SPEED: Columns = {
 }
 
 
-def answers(tables: Tables) -> Found:
+def answers(tables: Tables) -> Answers:
     """The section's answers."""
     on_gpu = bool(measured_gpu({"": tables["end_to_end"]}))
     steps = select(most_complete(steady(step_table(tables["end_to_end"]))), **EAGER)
@@ -48,12 +48,12 @@ def answers(tables: Tables) -> Found:
     }
 
 
-def tiles(found: Found) -> list[Tile]:
+def tiles(section: Answers) -> list[Tile]:
     """The gain from bf16 at the largest size, and at the smallest."""
-    if not found["ends"]:
+    if not section["ends"]:
         return []
-    small, large = found["ends"]
-    what = f"speed in bf16 over fp32, by {found['of']}: {large['label']} at context {large['context']}"
+    small, large = section["ends"]
+    what = f"speed in bf16 over fp32, by {section['of']}: {large['label']} at context {large['context']}"
     other = "" if small["label"] == large["label"] else f" ({times(small['gain'])} for {small['label']})"
     return [Tile(times(large["gain"]), what + other)]
 
@@ -65,10 +65,10 @@ def precision_pairs(steps: DataFrame, compared: str) -> DataFrame:
     """
     cell = [*(name for name in parameters(EndToEnd) if name != "precision"), "label"]
     sides = [select(steps, precision=name) for name in PRECISIONS]
-    found = sides[0].merge(sides[1], on=cell, suffixes=[f"_{name}" for name in PRECISIONS])
-    return found.assign(
-        gain=found[f"{compared}_fp32"] / found[f"{compared}_bf16"],
-        host_bound=found["host_bound_fp32"].astype(bool) | found["host_bound_bf16"].astype(bool),
+    pairs = sides[0].merge(sides[1], on=cell, suffixes=[f"_{name}" for name in PRECISIONS])
+    return pairs.assign(
+        gain=pairs[f"{compared}_fp32"] / pairs[f"{compared}_bf16"],
+        host_bound=pairs["host_bound_fp32"].astype(bool) | pairs["host_bound_bf16"].astype(bool),
     )
 
 

@@ -10,9 +10,9 @@ from cs336_systems.compare.speed import HOST_BOUND
 from cs336_systems.sizes import parse_size
 from scripts.rendering.answer import (
     Answer,
+    Answers,
     Captioned,
     Facts,
-    Found,
     Tables,
     count,
     least_and_most,
@@ -42,7 +42,7 @@ TIMES: Columns = {
 }
 
 
-def answers(tables: Tables) -> Found:
+def answers(tables: Tables) -> Answers:
     """The section's answers."""
     table = tables["end_to_end"]
     known = steady(step_table(table))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pandas import DataFrame
 
-from scripts.rendering.answer import Answer, Found, Tables
+from scripts.rendering.answer import Answer, Answers, Tables
 from scripts.rendering.markup import Tile, escape, times
 from scripts.views.comparison import Duel, duels, fastest, yours
 from scripts.views.data import select
@@ -12,36 +12,41 @@ from scripts.views.data_parallel import OURS, PYTORCH, against_baseline, duel_an
 from scripts.views.verdicts import against
 
 
-def answers(tables: Tables) -> Found:
+def answers(tables: Tables) -> Answers:
     """The section's answers."""
     table, rows = tables["data_parallel"], wrappers(tables)
-    found = duels(rows, ["symmetric_memory"], PYTORCH)
-    return {"gain": gain(table, rows, found), "against": found, "gpu": bool(len(rows) and rows["gpu"].iloc[0])}
+    comparisons = duels(rows, ["symmetric_memory"], PYTORCH)
+    return {
+        "gain": gain(table, rows, comparisons),
+        "against": comparisons,
+        "gpu": bool(len(rows) and rows["gpu"].iloc[0]),
+    }
 
 
-def tiles(found: Found) -> list[Tile]:
+def tiles(section: Answers) -> list[Tile]:
     """The speedup of our step over copy engines relative to PyTorch's best, in the section's cell."""
-    asked = next(iter(found["against"]), None)
-    if not found["gpu"] or asked is None or not asked.speed.faster:
+    asked = next(iter(section["against"]), None)
+    if not section["gpu"] or asked is None or not asked.speed.faster:
         return []
     meaning = f"our data-parallel step with symmetric memory against PyTorch's best: {asked.cell}"
     return [Tile(times(asked.speed.ratio), escape(meaning))]
 
 
-def gain(table: DataFrame, rows: DataFrame, found: Sequence[Duel]) -> Answer:
+def gain(table: DataFrame, rows: DataFrame, comparisons: Sequence[Duel]) -> Answer:
     """Our wrapper against PyTorch's and our buckets at their best."""
-    if not found:
+    if not comparisons:
         return Answer("Against PyTorch", missing=why_untold(table, rows))
-    own, largest = found[0].first, max((duel.first for duel in found), key=lambda row: int(row["processes"]))
-    cell = select(rows, cell=found[0].cell)
+    own = comparisons[0].first
+    largest = max((duel.first for duel in comparisons), key=lambda row: int(row["processes"]))
+    cell = select(rows, cell=comparisons[0].cell)
     buckets = fastest(cell, ["bucketed"])
     return duel_answer(
         "Against PyTorch",
-        found,
+        comparisons,
         ("symmetric memory", "PyTorch's best"),
         more=[
             "{elsewhere}",
-            against(own, buckets).sentence("symmetric memory", "our best buckets", f"({found[0].cell})"),
+            against(own, buckets).sentence("symmetric memory", "our best buckets", f"({comparisons[0].cell})"),
         ],
         reason=[
             "In the profiled step, compute takes {own[stretched]:ms} longer than in the baseline. Next to the NCCL "

@@ -9,7 +9,7 @@ from cs336_systems.accounting.mesh import Mesh, bubble_share
 from cs336_systems.accounting.units import FP32_BYTES
 from cs336_systems.accounting.xxl import STATES, XXL
 from cs336_systems.measure.gpus import listed
-from scripts.rendering.answer import Answer, Facts, Found, Tables, say
+from scripts.rendering.answer import Answer, Answers, Facts, Tables, say
 from scripts.views.parallelism import MESH, closed_forms
 from scripts.views.units import GB
 
@@ -18,7 +18,7 @@ STAGES, MICRO_BATCHES = 4, 16
 H100_MEMORY = listed("NVIDIA H100 80GB HBM3").memory
 
 
-def answers(tables: Tables) -> Found:
+def answers(tables: Tables) -> Answers:
     """The section's answers, and what the derivations show."""
     sizes = [2**power for power in range(round(MESH.devices).bit_length())]
     split = min((resized(size) for size in sizes), key=lambda mesh: mesh.least_batch(overlapped=True))

@@ -3,7 +3,7 @@
 from pandas import DataFrame, Series
 
 from cs336_systems.experiments.data_parallel import DataParallelTraining
-from scripts.rendering.answer import NOTHING, Answer, Facts, Found, Tables
+from scripts.rendering.answer import NOTHING, Answer, Answers, Facts, Tables
 from scripts.rendering.markup import Typst, percent
 from scripts.views.comparison import contenders, device_bound, fastest, setting_name
 from scripts.views.comparison_tables import missing
@@ -16,7 +16,7 @@ GRAPH = "in one CUDA graph"
 """How data parallelism runs a compiled step on GPUs."""
 
 
-def answers(tables: Tables) -> Found:
+def answers(tables: Tables) -> Answers:
     """The section's answers."""
     wrappers = compared_wrappers(contenders(DataParallelTraining, tables["data_parallel"]))
     why = missing(tables["data_parallel"])

@@ -2,7 +2,7 @@
 
 from pandas import DataFrame, Series
 
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say, tell
+from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst
 from scripts.views.bucket_sizes import bucket_model
@@ -18,7 +18,7 @@ MODEL: Columns = {
 }
 
 
-def answers(tables: Tables) -> Found:
+def answers(tables: Tables) -> Answers:
     """The section's answers."""
     table, rows = tables["data_parallel"], wrappers(tables)
     swept = [sizes for cell in preferred_cells(device_bound(rows)) if len(sizes := select(cell, contender="bucketed"))]
@@ -27,9 +27,9 @@ def answers(tables: Tables) -> Found:
 
 def best_of(sizes: DataFrame) -> Series:
     """The size with the shortest median step."""
-    found = fastest(sizes, ["bucketed"])
-    assert found is not None
-    return found
+    best = fastest(sizes, ["bucketed"])
+    assert best is not None
+    return best
 
 
 def in_between(sizes: DataFrame) -> bool | None:
@@ -41,8 +41,8 @@ def in_between(sizes: DataFrame) -> bool | None:
     if len(programs) < 3:
         return None
     middle = best_of(programs.iloc[1:-1])
-    found = {against(middle, programs.iloc[end]).faster for end in (0, -1)}
-    return True if found == {True} else False if False in found else None
+    faster = {against(middle, programs.iloc[end]).faster for end in (0, -1)}
+    return True if faster == {True} else False if False in faster else None
 
 
 def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> Answer:

@@ -2,7 +2,7 @@
 
 from pandas import DataFrame
 
-from scripts.rendering.answer import Answer, Facts, Found, Tables
+from scripts.rendering.answer import Answer, Answers, Facts, Tables
 from scripts.views.comparison import duels, fastest, traced_cell
 from scripts.views.comparison_tables import missing
 from scripts.views.data import select
@@ -14,7 +14,7 @@ SLOWER = 1.01
 """Compute counts as slowed down if it takes longer by a larger ratio."""
 
 
-def answers(tables: Tables) -> Found:
+def answers(tables: Tables) -> Answers:
     """The section's answers."""
     table, rows = tables["data_parallel"], wrappers(tables)
     return {"time": time(table, rows), "traces": traces(table, rows)}
@@ -22,13 +22,13 @@ def answers(tables: Tables) -> Found:
 
 def time(table: DataFrame, rows: DataFrame) -> Answer:
     """Sub-question (a): the step against the previous two."""
-    found = duels(rows, ["overlapped"], ["flat"])
-    if not found:
+    comparisons = duels(rows, ["overlapped"], ["flat"])
+    if not comparisons:
         return Answer("(a) Step time", missing=why_untold(table, rows))
-    own, naive = found[0].first, fastest(select(rows, cell=found[0].cell), ["naive"])
+    own, naive = comparisons[0].first, fastest(select(rows, cell=comparisons[0].cell), ["naive"])
     return duel_answer(
         "(a) Step time",
-        found,
+        comparisons,
         ("overlapped", "flat"),
         more=[
             against(own, naive).sentence("overlapped", "naive"),

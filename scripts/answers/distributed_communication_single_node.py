@@ -6,7 +6,7 @@ from math import nan
 from pandas import DataFrame
 
 from cs336_systems.measure.gpus import gpu_of
-from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, least_and_most, say
+from scripts.rendering.answer import NOTHING, Answer, Answers, Captioned, Facts, Tables, count, least_and_most, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst
 from scripts.views.communication import BACKENDS, Line, all_reduce_table, lines
@@ -23,7 +23,7 @@ FITS: Columns = {
 }
 
 
-def answers(tables: Tables) -> Found:
+def answers(tables: Tables) -> Answers:
     """The section's answers."""
     table = tables["all_reduce"]
     cells = all_reduce_table(table)
@@ -85,9 +85,9 @@ def times(cells: DataFrame, gpu: str) -> Answer:
 
 def interaction(cells: DataFrame, fits: Lines) -> Answer:
     """How size, backend and number of processes interact."""
-    found = fits_of(fits)
+    fitted = fits_of(fits)
     # Without overhead, no size divides the two.
-    few = first(found[found["half"] > 0]) if len(found) else None
+    few = first(fitted[fitted["half"] > 0]) if len(fitted) else None
     told = {key: line for key, line in fits.items() if line.overhead}
     sizes = select(cells, backend=next(iter(told), ("",))[0])["size"]
     line = next(iter(told.values()), None)
@@ -106,7 +106,7 @@ def interaction(cells: DataFrame, fits: Lines) -> Answer:
             "So small gradients are better sent together." if line and line.half > sizes.min() else "",
         ),
         evidence=Captioned(
-            grid(found, FITS),
+            grid(fitted, FITS),
             "Overhead o and bandwidth w (of the message) of an all-reduce between n processes, "
             + (
                 "fitted to the medians of all sizes by least squares of relative deviations (residual: their root mean "

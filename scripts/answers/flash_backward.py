@@ -1,12 +1,12 @@
 """Answers to `flash_backward`: the backward pass as kernels and as compiled PyTorch."""
 
-from scripts.rendering.answer import Answer, Facts, Found, Tables, count, least_and_most, say
+from scripts.rendering.answer import Answer, Answers, Facts, Tables, count, least_and_most, say
 from scripts.views.attention_calls import ONE_HEAD, OURS, availability
 from scripts.views.attention_times import SHAPE, call_table
 from scripts.views.data import PRECISIONS, first, measured_gpu, select
 
 
-def answers(tables: Tables) -> Found:
+def answers(tables: Tables) -> Answers:
     """The section's answer."""
     why = availability(tables["flash"]) or "the kernels need a GPU"
     cells = select(call_table(tables["flash"]), **ONE_HEAD)

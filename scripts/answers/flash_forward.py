@@ -1,14 +1,14 @@
 """Answers to `flash_forward`: how the kernels compute, and the cost of fp32; no measurement."""
 
 from cs336_systems.measure.gpus import gpu_of
-from scripts.rendering.answer import Answer, Found, Tables, say
+from scripts.rendering.answer import Answer, Answers, Tables, say
 from scripts.views.data import measured_gpu
 
 PRODUCTS = 6
 """Number of bf16 matmuls for one in fp32."""
 
 
-def answers(tables: Tables) -> Found:
+def answers(tables: Tables) -> Answers:
     """The section's answers, which hold on every machine."""
     peak = gpu_of(measured_gpu(tables))
     gain = peak.bf16 / PRODUCTS / peak.fp32 if peak and peak.bf16 > peak.fp32 else None

@@ -6,7 +6,7 @@ from cs336_systems.compare.speed import SAME
 from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.limits import AHEAD, REDUCTIONS
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say, tell
+from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, say, tell
 from scripts.rendering.grid import Columns
 from scripts.rendering.markup import Tile, escape, times
 from scripts.views.closed_forms import sized
@@ -32,29 +32,29 @@ STATES = 4
 """Weights, gradients, and two moments."""
 
 
-def answers(tables: Tables) -> Found:
+def answers(tables: Tables) -> Answers:
     """The section's answers, its setup, and the verdict against PyTorch's."""
     table = tables["fsdp"]
     rows = contenders(FullyShardedTraining, table)
     # Synchronization is NaN if it is not separate from the pass.
     rows = rows.assign(after_forward=rows[["backward", "synchronization"]].sum(axis=1, min_count=1))
-    found = against_pytorch(rows)
+    comparisons = against_pytorch(rows)
     return {
-        "pytorch": pytorch(table, rows, found),
+        "pytorch": pytorch(table, rows, comparisons),
         "whole": whole(table, rows),
         "largest": largest(table, rows),
         "s": setting(FullyShardedTraining, table, rows),
         "autocast": bool(len(select(rows[rows["contender"].isin(UNSHARDED)], precision="bf16"))),
         "ahead": AHEAD,
         "reductions": REDUCTIONS,
-        "against": found,
+        "against": comparisons,
     }
 
 
-def tiles(found: Found) -> list[Tile]:
+def tiles(section: Answers) -> list[Tile]:
     """How much faster our fully sharded step is than PyTorch's, on GPUs."""
-    asked = next(iter(found["against"]), None)
-    if not found["s"] or not found["s"]["gpu"] or asked is None or not asked.speed.faster:
+    asked = next(iter(section["against"]), None)
+    if not section["s"] or not section["s"]["gpu"] or asked is None or not asked.speed.faster:
         return []
     model = f"{sized(asked.first)}{asked.cell.removeprefix(asked.first['label'])}"
     meaning = escape(f"our FSDP against PyTorch's {theirs(asked.other)}: {model}")
@@ -72,13 +72,13 @@ def against_pytorch(rows: DataFrame) -> list[Duel]:
     return sorted(duels(rows, OURS, PYTORCH), key=lambda duel: sizes.index(duel.first["size"]), reverse=True)
 
 
-def pytorch(table: DataFrame, rows: DataFrame, found: list[Duel]) -> Answer:
+def pytorch(table: DataFrame, rows: DataFrame, comparisons: list[Duel]) -> Answer:
     """Which step is shorter for the largest model, and the steps of every device-bound cell."""
-    if not found:
+    if not comparisons:
         return Answer("Against fully_shard", missing=why_untold(table, rows))
-    asked = found[0]
+    asked = comparisons[0]
     facts = Facts(own=asked.first, theirs=asked.other, row=first(rows), ahead=AHEAD)
-    cells = [duel.cell for duel in found]
+    cells = [duel.cell for duel in comparisons]
     return Answer(
         asked="Against fully_shard",
         verdict=asked.speed.sentence("FSDP (ours)", theirs(asked.other), f"({asked.cell})"),
@@ -95,7 +95,7 @@ def pytorch(table: DataFrame, rows: DataFrame, found: list[Duel]) -> Answer:
             },
         ),
         reason=facts.say(
-            elsewhere(found, " against the faster fully_shard"),
+            elsewhere(comparisons, " against the faster fully_shard"),
             "Ours gathers up to {ahead} units ahead; fully_shard uses its default prefetching"
             + tell(
                 TUNED in set(rows["contender"]),
@@ -113,10 +113,10 @@ def pytorch(table: DataFrame, rows: DataFrame, found: list[Duel]) -> Answer:
 
 def whole(table: DataFrame, rows: DataFrame) -> Answer:
     """The cost and the saving of sharded weights, in the first device-bound cell that has both."""
-    found = duels(rows, OURS, [WHOLE])
-    if not found:
+    comparisons = duels(rows, OURS, [WHOLE])
+    if not comparisons:
         return Answer("Against unsharded weights", missing=why_untold(table, rows))
-    own, other, gain = found[0].first, found[0].other, found[0].speed
+    own, other, gain = comparisons[0].first, comparisons[0].other, comparisons[0].speed
     state, plain = (first(select(rows, cell=own["cell"], contender=name)) for name in (SHARDED_STATE, BASELINE))
     facts = Facts(own=own, other=other, state=state, plain=plain, share=gain.share)
     less, more = "{share:percent} shorter than", "{share:percent} longer than"

@@ -10,7 +10,7 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.limits import AHEAD
-from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, say, tell
+from scripts.rendering.answer import NOTHING, Answer, Answers, Captioned, Facts, Tables, say, tell
 from scripts.rendering.grid import Columns
 from scripts.views.closed_forms import contender_step
 from scripts.views.comparison import OWN, cells_of, contenders, device_bound, device_bound_if_any, fastest, first_cell
@@ -31,7 +31,7 @@ WAITING: Columns = {
 }
 
 
-def answers(tables: Tables) -> Found:
+def answers(tables: Tables) -> Answers:
     """The section's answers, and the number of units that are gathered at a time."""
     table = tables["fsdp"]
     rows = contenders(FullyShardedTraining, table)

@@ -8,7 +8,7 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.peak_memory import best_segment, moments, peak
 from cs336_systems.accounting.units import MIB
 from cs336_systems.sizes import SIZES
-from scripts.rendering.answer import Answer, Captioned, Found, Tables, count, say
+from scripts.rendering.answer import Answer, Answers, Captioned, Tables, count, say
 from scripts.rendering.markup import Typst
 from scripts.views.closed_forms import block_of, step_of
 from scripts.views.data import first, last, one, one_model, select
@@ -21,11 +21,15 @@ HANDOUT_LAYERS = SIZES["2.7B"].num_layers
 METRICS = {"peak": ("peak_memory", "mean"), "step": ("step", "median")}
 
 
-def answers(tables: Tables) -> Found:
+def answers(tables: Tables) -> Answers:
     """The section's answers."""
     table = one_model(tables["checkpointing"])
-    found = segments(table)
-    return {"strategy": strategy(found), "measured": measured(found, select(table, metric="step")), "sketch": sketch()}
+    by_segment = segments(table)
+    return {
+        "strategy": strategy(by_segment),
+        "measured": measured(by_segment, select(table, metric="step")),
+        "sketch": sketch(),
+    }
 
 
 def segments(table: DataFrame) -> DataFrame:
@@ -40,11 +44,11 @@ def segments(table: DataFrame) -> DataFrame:
     return cells
 
 
-def bests(found: DataFrame) -> Iterator[dict[str, Any]]:
+def bests(by_segment: DataFrame) -> Iterator[dict[str, Any]]:
     """For each attention the row of the segment length with the lowest measured peak, its neighbours' rows, and the row
     without checkpointing.
     """
-    for _, rows in found.groupby("attention", sort=False):
+    for _, rows in by_segment.groupby("attention", sort=False):
         lengths = rows[(rows["segment"] > 0) & rows["peak"].notna()].sort_values("segment")
         if len(lengths):
             place = int(lengths["peak"].argmin())
@@ -56,9 +60,9 @@ def bests(found: DataFrame) -> Iterator[dict[str, Any]]:
             }
 
 
-def strategy(found: DataFrame) -> Answer:
+def strategy(by_segment: DataFrame) -> Answer:
     """Sub-question (a): the strategy that needs least memory, by closed forms."""
-    blocks = {row["attention"]: block_of(row) for _, row in found.drop_duplicates("attention").iterrows()}
+    blocks = {row["attention"]: block_of(row) for _, row in by_segment.drop_duplicates("attention").iterrows()}
     layers = next((block.shape.num_layers for block in blocks.values()), HANDOUT_LAYERS)
     return Answer(
         asked="(a) Strategy with the least memory",
@@ -70,23 +74,23 @@ def strategy(found: DataFrame) -> Answer:
                 "Strategies by closed form: memory and forward passes of blocks in a step, kept inputs and fully saved "
                 "blocks at the peak.",
                 "Last, the activations' memory by attention: {row[label]}, context {row[context]}, {row[precision]}.",
-                row=first(found),
+                row=first(by_segment),
             ),
         ),
     )
 
 
-def measured(found: DataFrame, steps: DataFrame) -> Answer:
+def measured(by_segment: DataFrame, steps: DataFrame) -> Answer:
     """Sub-question (b): one level of checkpoints, measured."""
-    cases = list(bests(found))
-    if found["step"].isna().all():
+    cases = list(bests(by_segment))
+    if by_segment["step"].isna().all():
         return Answer("(b) Best segment")
     return Answer(
         asked="(b) Best segment",
         verdict=say(
             "Segments of {best:listing} peak lowest ({row[label]}, context {row[context]}, {row[precision]}).",
             best=by_length(cases, "row"),
-            row=first(found),
+            row=first(by_segment),
         )
         or in_time(steps),
         more=say(
@@ -101,7 +105,7 @@ def measured(found: DataFrame, steps: DataFrame) -> Answer:
         ),
         evidence="checkpoint_memory",
         reason=say(
-            *(closed_form(found, case["row"]) for case in cases[:1]),
+            *(closed_form(by_segment, case["row"]) for case in cases[:1]),
             *(
                 say(
                     "With {row[attention]} attention, a step then takes {row[step] / without[step]:times} as long as "
@@ -136,7 +140,7 @@ def by_length(cases: list[dict[str, Any]], which: str) -> list[Typst]:
     ]
 
 
-def closed_form(found: DataFrame, row: Series) -> Typst:
+def closed_form(by_segment: DataFrame, row: Series) -> Typst:
     """The best length by the closed form, and how far measured peaks are from it."""
     block, step = block_of(row), step_of(row)
     *_, update = moments(step)
@@ -151,5 +155,5 @@ def closed_form(found: DataFrame, row: Series) -> Typst:
         row=row,
         best=best,
         state=update.total / GIB,
-        error=(found["peak"] / found["closed"] - 1).abs().max(),
+        error=(by_segment["peak"] / by_segment["closed"] - 1).abs().max(),
     )

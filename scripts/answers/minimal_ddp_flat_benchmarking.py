@@ -1,19 +1,19 @@
 """Answers to `minimal_ddp_flat_benchmarking`: one all-reduce of all gradients against one for each."""
 
-from scripts.rendering.answer import Answer, Found, Tables
+from scripts.rendering.answer import Answer, Answers, Tables
 from scripts.views.comparison import duels
 from scripts.views.data_parallel import duel_answer, why_untold, wrappers
 
 
-def answers(tables: Tables) -> Found:
+def answers(tables: Tables) -> Answers:
     """The section's answer."""
     table, rows = tables["data_parallel"], wrappers(tables)
-    found = duels(rows, ["flat"], ["naive"])
-    if not found:
+    comparisons = duels(rows, ["flat"], ["naive"])
+    if not comparisons:
         return {"flat": Answer("One all-reduce", missing=why_untold(table, rows))}
     answer = duel_answer(
         "One all-reduce",
-        found,
+        comparisons,
         ("flat", "naive"),
         more=[
             "Its step takes {own[median]:ms}, naive's {other[median]:ms}.",

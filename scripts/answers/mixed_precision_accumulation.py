@@ -2,7 +2,7 @@
 
 from pandas import MultiIndex
 
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, tell
+from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.views.data import ratio
 
@@ -26,7 +26,7 @@ SUMS: Columns = {
 }
 
 
-def answers(tables: Tables) -> Found:
+def answers(tables: Tables) -> Answers:
     """The section's answer."""
     rows = tables["accumulation"].pivot(index=KEYS, columns="metric", values="mean")
     rows = rows.reindex(MultiIndex.from_tuples(WAYS.values(), names=KEYS), columns=METRICS).astype(float)

@@ -3,7 +3,7 @@
 from pandas import DataFrame
 
 from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
-from scripts.rendering.answer import Answer, Facts, Found, Tables, say, tell
+from scripts.rendering.answer import Answer, Answers, Facts, Tables, say, tell
 from scripts.views.comparison import duels
 from scripts.views.comparison_tables import setting
 from scripts.views.data_parallel import every_wrapper, why_untold, wrappers
@@ -12,7 +12,7 @@ IDLE = 1.0
 """Idle time that is mentioned, at least, in ms."""
 
 
-def answers(tables: Tables) -> Found:
+def answers(tables: Tables) -> Answers:
     """The section's answers, and what all wrappers have in common."""
     table, rows = tables["data_parallel"], wrappers(tables)
     return {"share": share(table, rows), "s": setting(DataParallelTraining, table, rows)}

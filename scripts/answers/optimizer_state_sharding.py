@@ -1,7 +1,7 @@
 """Answers to `optimizer_state_sharding`: how evenly the wrapper shares the optimizer's state."""
 
 from cs336_systems.experiments.contender import COMMON_MB
-from scripts.rendering.answer import Answer, Found, Tables, say
+from scripts.rendering.answer import Answer, Answers, Tables, say
 from scripts.rendering.markup import Typst
 from scripts.views.comparison import FOREIGN, OURS, OWN, ranks_of
 from scripts.views.comparison_tables import missing
@@ -9,7 +9,7 @@ from scripts.views.data import last, select
 from scripts.views.optimizer_sharding import AFTER_UPDATE, UNSHARDED, memory
 
 
-def answers(tables: Tables) -> Found:
+def answers(tables: Tables) -> Answers:
     """The section's answer, and the size of buckets."""
     table = tables["optimizer_sharding"]
     rows = select(memory(table), moment=AFTER_UPDATE)

@@ -9,7 +9,7 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.compare.speed import SAME
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from cs336_systems.sizes import parse_size
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say, tell
+from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, say, tell
 from scripts.rendering.grid import NONE, Columns, grid
 from scripts.rendering.markup import Table, Typst
 from scripts.views.communication import BACKENDS
@@ -59,7 +59,7 @@ MOMENTS: Columns = {
 }
 
 
-def answers(tables: Tables) -> Found:
+def answers(tables: Tables) -> Answers:
     """The section's answers, and what all contenders have in common."""
     table = tables["optimizer_sharding"]
     rows = contenders(OptimizerSharding, table)
@@ -79,11 +79,11 @@ def memory_answer(table: DataFrame) -> Answer:
     """(a) Memory in use around the update, and at the peak."""
     rows = memory(table)
     unit, size = memory_unit(MIB * rows["total"].max())
-    found = with_moments(rows)
+    held = with_moments(rows)
     numbers = ["initialized", *PARTS.values(), "total", "peak", "predicted_peak", "passes", "update"]
-    found[numbers] = found[numbers].astype(float) * MIB / size
-    found["predicted_peak"] = found["predicted_peak"].where(found["peak"].notna())
-    asked = first_cell(found)
+    held[numbers] = held[numbers].astype(float) * MIB / size
+    held["predicted_peak"] = held["predicted_peak"].where(held["peak"].notna())
+    asked = first_cell(held)
     whole, own, both = (one(asked, contender=name) for name in (UNSHARDED, HANDOUT, GRADIENTS))
     cell = first(asked)
     rest = select(asked, family=FOREIGN)["rest"].max()

@@ -4,13 +4,13 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting.attention import plain_bytes_before_backward, plain_peak_bytes
 from cs336_systems.accounting.units import FP32_BYTES, MIB
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, least_and_most, say
+from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, least_and_most, say
 from scripts.rendering.markup import Table
 from scripts.views.compiled_attention import TIMES, attention_cells, grid_table
 from scripts.views.data import first, last, one, select
 
 
-def answers(tables: Tables) -> Found:
+def answers(tables: Tables) -> Answers:
     """The section's answers."""
     table = select(tables["attention"], compiled=False)
     cells = attention_cells(table, "mean").rename(columns={"memory_before_backward": "kept", "peak_memory": "peak"})

@@ -5,7 +5,7 @@ from pandas import DataFrame, Series
 
 from cs336_systems.experiments.attention import Attention
 from cs336_systems.record.rows import parameters
-from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, least_and_most, say
+from scripts.rendering.answer import NOTHING, Answer, Answers, Captioned, Facts, Tables, count, least_and_most, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst, measured
 from scripts.views.compiled_attention import TIMES, attention_cells, grid_table
@@ -28,7 +28,7 @@ MODEL: Columns = {
 }
 
 
-def answers(tables: Tables) -> Found:
+def answers(tables: Tables) -> Answers:
     """The section's answers."""
     return {"attention": attention(tables["attention"]), "model": model(tables["end_to_end"])}
 

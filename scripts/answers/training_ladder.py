@@ -12,9 +12,9 @@ from scripts.rendering.answer import (
     NOT_HERE,
     NOTHING,
     Answer,
+    Answers,
     Captioned,
     Facts,
-    Found,
     Tables,
     count,
     least_and_most,
@@ -86,33 +86,33 @@ WRAPPED: Columns = {
 }
 
 
-def answers(tables: Tables) -> Found:
+def answers(tables: Tables) -> Answers:
     """The section's answers."""
     table = tables["training_ladder"]
     rungs = rung_table(table)
     missing = NEEDS_GPU if len(rungs) and not rungs["gpu"].any() else NOT_HERE
-    rungs = rungs[rungs["gpu"] != ""].assign(mfu=lambda found: 100 * found["utilization"])
-    found = ends(rungs)
+    rungs = rungs[rungs["gpu"] != ""].assign(mfu=lambda rows: 100 * rows["utilization"])
+    extremes = ends(rungs)
     on_gpu = {
-        "sizes": sizes(rungs, found),
-        "advice": advice(table, rungs, found),
+        "sizes": sizes(rungs, extremes),
+        "advice": advice(table, rungs, extremes),
         "several": several(table),
     }
     return {
-        "fastest": how_fast(table, rungs, found, missing),
+        "fastest": how_fast(table, rungs, extremes, missing),
         **(on_gpu if len(rungs) else {}),
         "learning": learning(table),
         "measured": len(rungs) > 0,
-        "ends": found,
-        "pictures": PICTURES if found else [],
+        "ends": extremes,
+        "pictures": PICTURES if extremes else [],
     }
 
 
-def tiles(found: Found) -> list[Tile]:
+def tiles(section: Answers) -> list[Tile]:
     """The fastest step of the largest model."""
-    if not found["ends"]:
+    if not section["ends"]:
         return []
-    ladder = found["ends"][-1]
+    ladder = section["ends"][-1]
     best, begin = fastest(ladder), ladder.iloc[0]
     meaning = say(
         "the fastest step of {model}: {best[utilization]:percent} of the bf16 peak, {begin[step] / best[step]:times} "
@@ -124,10 +124,10 @@ def tiles(found: Found) -> list[Tile]:
     return [Tile(milliseconds(best["step"]), meaning)] if meaning else []
 
 
-def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing: str) -> Answer:
+def how_fast(table: DataFrame, rungs: DataFrame, extremes: list[DataFrame], missing: str) -> Answer:
     """The fastest step of the largest model, next to its first one."""
-    best, begin = (fastest(found[-1]), found[-1].iloc[0]) if found else (None, None)
-    lost = out_of_memory(table, found[-1]) if found else []
+    best, begin = (fastest(extremes[-1]), extremes[-1].iloc[0]) if extremes else (None, None)
+    lost = out_of_memory(table, extremes[-1]) if extremes else []
     machine, parts = measured_machine({"": table}), floor_of(table, best)
     facts = Facts(best=best, begin=begin, machine=machine, parts=parts, lost=italic(lost), **steady_state(best))
     return Answer(
@@ -150,7 +150,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
             "rest {parts[norms and elementwise]:ms} (their bytes at a copy's speed).",
             "{best[label]} runs out of memory with {lost:listing}.",
         ),
-        evidence=PICTURES if found else (),
+        evidence=PICTURES if extremes else (),
         details=Captioned(
             grid(rungs, RUNG, text_columns=3),
             "Every rung of every cell: medians; parts: the components of a bf16 step, or of FP8's, timed alone; MFU: "
@@ -180,7 +180,7 @@ def floor_of(table: DataFrame, row: Series | None) -> Series | None:
     return one(floor_table(table), **{name: row[name] for name in SHAPE})
 
 
-def sizes(rungs: DataFrame, found: list[DataFrame]) -> Answer:
+def sizes(rungs: DataFrame, extremes: list[DataFrame]) -> Answer:
     """The fastest step of each cell, and the sum of its parts alone."""
     cells = list(ladders(rungs))
     best = DataFrame(map(fastest, cells), columns=rungs.columns)
@@ -208,7 +208,7 @@ def sizes(rungs: DataFrame, found: list[DataFrame]) -> Answer:
             "the device's busy time.",
             YARDSTICK if spans["over"][0] < 1 else "",
             *(shape_of(row) for _, row in best.drop_duplicates("size").iterrows()),
-            in_fp8(rungs, fastest(found[-1])) if found else "",
+            in_fp8(rungs, fastest(extremes[-1])) if extremes else "",
             "Others publish 57 % of the peak (LLMQ, Qwen2.5 3B on one H100 @schultheis2026) and 39 % (torchtitan, "
             "Llama 3.1 8B on eight H100s at 500 W @torchtitan2024).",
         ),
@@ -238,8 +238,8 @@ def in_fp8(rungs: DataFrame, best: Series) -> Typst:
 
 def several(table: DataFrame) -> Answer:
     """The fastest step on several GPUs, under each wrapper."""
-    found = wrapped_table(table)
-    found, cell = found[found["gpu"] != ""], wrapped_cell(table)
+    on_gpus = wrapped_table(table)
+    on_gpus, cell = on_gpus[on_gpus["gpu"] != ""], wrapped_cell(table)
     wrapped = cell[cell["rung"] != TOP.name]
     ranked = [row for _, row in wrapped.sort_values("step").iterrows()]
     best, second = [*ranked, None, None][:2]
@@ -258,7 +258,7 @@ def several(table: DataFrame) -> Answer:
         or facts.say("Only {name} was measured ({row[label]}, {row[processes]} GPUs, bf16)."),
         more=facts.say("With {name}" + how + " a step takes {row[step]:ms}, or {row[tokens]:whole} tokens/s."),
         evidence=Captioned(
-            grid(found.assign(replayed=found["graph"].map({True: "yes", False: "no"})), WRAPPED, text_columns=4),
+            grid(on_gpus.assign(replayed=on_gpus["graph"].map({True: "yes", False: "no"})), WRAPPED, text_columns=4),
             "One training step of all GPUs, each on its own sequences; times of the slowest. No communication: the "
             "last rung on each GPU. Data-parallel wrapper: gradients are averaged in buckets during the backward pass, "
             "then each GPU updates every weight. Sharded optimizer: each GPU updates its share during the backward "
@@ -268,13 +268,13 @@ def several(table: DataFrame) -> Answer:
     )
 
 
-def advice(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer:
+def advice(table: DataFrame, rungs: DataFrame, extremes: list[DataFrame]) -> Answer:
     """The most useful rungs, by their saving over the previous step."""
-    ladder = found[-1] if found else None
+    ladder = extremes[-1] if extremes else None
     order = [] if ladder is None else [row for _, row in worth_doing(ladder).iterrows()]
     must = [] if ladder is None else needed(table, ladder)
     start = 0 if must else 2
-    left, least = left_out(rungs, found), 0.0 if ladder is None else WORTH * fastest(ladder)["step"]
+    left, least = left_out(rungs, extremes), 0.0 if ladder is None else WORTH * fastest(ladder)["step"]
     either = {RUNGS[name].title for name in ("compiled", "fused")}
     known = {*must, *(row["title"] for row in order)}
     known |= either if known & either else set()
@@ -323,11 +323,11 @@ def instead_of_the_compiler(ladder: DataFrame) -> Typst:
     return against(fused, compiled).sentence("the step with fused passes", "the step with compiled blocks")
 
 
-def left_out(rungs: DataFrame, found: list[DataFrame]) -> dict[str, float]:
+def left_out(rungs: DataFrame, extremes: list[DataFrame]) -> dict[str, float]:
     """The cost in ms of leaving each rung out of the last one, by its title, for the largest model, where decided."""
-    if not found:
+    if not extremes:
         return {}
-    first = found[-1].iloc[0]
+    first = extremes[-1].iloc[0]
     cell = select(rungs, **{name: first[name] for name in SHAPE})
     last = one(cell, rung="overlap")
     if last is None:

@@ -9,7 +9,7 @@ from cs336_systems.accounting.units import BYTES, MIB
 from cs336_systems.measure.gpus import gpu_of, listed
 from cs336_systems.record.measurement import WHOLE_CELL
 from cs336_systems.sizes import parse_size
-from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, say
+from scripts.rendering.answer import NOTHING, Answer, Answers, Captioned, Facts, Tables, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst, with_unit
 from scripts.views.communication import all_reduce_table, lines
@@ -54,7 +54,7 @@ MEASURED: Columns = {
 }
 
 
-def answers(tables: Tables) -> Found:
+def answers(tables: Tables) -> Answers:
     """The section's answers, and what the question gives."""
     parts = measured_parts(tables)
     return {"given": leaderboard, "time": measured(tables, parts) if len(parts) else derived(tables)}
@@ -71,9 +71,9 @@ def measured_parts(tables: Tables) -> DataFrame:
         return table
     rows = select(table[table["size"].map(lambda size: parse_size(size) == leaderboard.SHAPE)], **CELL)
     rows = rows[rows["processes"] == rows["part"].map({"step": leaderboard.GPUS}).fillna(1)]
-    found = rows.pivot(index="part", columns="metric", values="median").reindex(index=list(PARTS), columns=list(UNITS))
+    parts = rows.pivot(index="part", columns="metric", values="median").reindex(index=list(PARTS), columns=list(UNITS))
     spread = UNITS["step"] * select(rows, metric="step").set_index("part")[["p20", "p80"]]
-    return (found.astype(float) * Series(UNITS)).assign(title=Series(PARTS)).join(spread).dropna(subset="step")
+    return (parts.astype(float) * Series(UNITS)).assign(title=Series(PARTS)).join(spread).dropna(subset="step")
 
 
 def measured(tables: Tables, parts: DataFrame) -> Answer:

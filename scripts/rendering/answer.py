@@ -14,7 +14,7 @@ from scripts.rendering.markup import FILTERS, Missing, Table, Typst, escape, fin
 
 Tables = Mapping[str, DataFrame]
 """The table of each experiment, at one setting."""
-Found = Mapping[str, Any]
+Answers = Mapping[str, Any]
 """A section's answers by name, and what else its template or its tiles print."""
 NOTHING = Typst("")
 NOT_HERE = "Not measured on this machine."
@@ -212,6 +212,6 @@ def _there(shown: Evidence | Sequence[Evidence]) -> list[Evidence]:
     return [each for each in every if isinstance(each, str) or each.table.rows]
 
 
-def answers_of(values: Found) -> dict[str, Answer]:
+def answers_of(values: Answers) -> dict[str, Answer]:
     """The answers among a section's values, in order."""
     return {name: value for name, value in values.items() if isinstance(value, Answer)}

@@ -8,7 +8,7 @@ from cs336_systems.accounting.accelerators import TPU_V5P
 from cs336_systems.accounting.mesh import Mesh
 from cs336_systems.accounting.parallelism import FeedForward, Parallel
 from cs336_systems.accounting.xxl import XXL
-from scripts.rendering.answer import Answer, Captioned, Found, Tables, say
+from scripts.rendering.answer import Answer, Answers, Captioned, Tables, say
 from scripts.rendering.markup import Table, Typst, finalize
 
 MESH = Mesh(d_model=XXL.d_model, d_ff=XXL.d_ff, device=TPU_V5P, fsdp=16, tensor=4, fsdp_axes=2, tensor_axes=1)
@@ -19,7 +19,7 @@ EXAMPLE = Parallel(FeedForward(tokens=2**22, d_model=XXL.d_model, d_ff=XXL.d_ff)
 
 def limits(
     verdict: str, more: str, evidence: Captioned | Sequence[Captioned] = (), **facts: Any
-) -> Callable[[Tables], Found]:
+) -> Callable[[Tables], Answers]:
     """The answers of a section about one strategy: its formulas, and its limit in the example.
 
     Sentences can name the `facts`, and the maximum number of devices of each strategy, rounded down.

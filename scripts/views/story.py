@@ -6,14 +6,14 @@ import pandas
 from pandas import DataFrame
 
 from cs336_systems.measure.gpus import gpu_of
-from scripts.rendering.answer import NOTHING, Answer, Found, Tables, least_and_most, say
+from scripts.rendering.answer import NOTHING, Answer, Answers, Tables, least_and_most, say
 from scripts.rendering.markup import Typst, with_unit
 from scripts.views.data import measured_gpu, reference_context, select
 from scripts.views.steps import steady, step_table, utilization
 from scripts.views.units import GIB
 
 
-def story(tables: Tables, sections: Mapping[str, Found]) -> dict[str, Typst]:
+def story(tables: Tables, sections: Mapping[str, Answers]) -> dict[str, Typst]:
     """Paragraphs of the first page by their titles; those without data are omitted."""
     ladder = sections.get("training_ladder", {})
     advice, conclusion = whole(ladder.get("advice")), sections.get("conclusion", {})
@@ -59,7 +59,7 @@ def machine(tables: Tables) -> Typst:
     )
 
 
-def limits(end_to_end: DataFrame, profile: Found) -> Typst:
+def limits(end_to_end: DataFrame, profile: Answers) -> Typst:
     """How busy eager training steps keep the device, by precision, the possible gain, and the share of matmuls."""
     steps = select(steady(step_table(end_to_end)), compiled=False, attention="plain", mode="train_step")
     steps = select(steps, context=reference_context(steps)).dropna(subset="busy")

@@ -85,12 +85,12 @@ def machine(name: str) -> Machine:
 def texts() -> dict[str, str]:
     """The golden files by name: the recorded machine's self-checks and figures too."""
     recorded = machine("h200")
-    found = {f"h200-{name}": text for name, text in recorded.report().items()}
-    found |= {f"{name}-report.typ": machine(name).report()["report.typ"] for name in ("laptop", "sparse")}
+    reports = {f"h200-{name}": text for name, text in recorded.report().items()}
+    reports |= {f"{name}-report.typ": machine(name).report()["report.typ"] for name in ("laptop", "sparse")}
     with contextlib.chdir(ROOT):
         traces = {path.name.partition(".")[0]: str(path) for path in recorded.plan.traces.glob("*")}
         figures = "\n".join(figure_lines(recorded.rows, traces))
-    return found | {"h200-figures.txt": f"{figures}\n"}
+    return reports | {"h200-figures.txt": f"{figures}\n"}
 
 
 def figure_lines(rows: Mapping[str, list[Row]], traces: Mapping[str, str]) -> Iterator[str]:

@@ -86,14 +86,14 @@ def test_whose_time_a_call_is(metrics, waits, host_bound, time):
 def test_the_best_segment_has_its_neighbours_and_its_price():
     cell = {"attention": "flash", "segment": 4}
     tables = changed(put(rows("checkpointing", metric="peak_memory", **cell), mean=1000.0))
-    found = one_model(tables["checkpointing"])
-    plain_attention, flash = bests(segments(found))
+    one_size = one_model(tables["checkpointing"])
+    plain_attention, flash = bests(segments(one_size))
     assert (plain_attention["row"]["segment"], plain_attention["shorter"]) == (1, None)
     assert isnan(plain_attention["without"]["peak"])  # without checkpointing: out of memory
     assert [flash[name]["segment"] for name in ("shorter", "row", "longer", "without")] == [2, 4, 8, 0]
     answer = gradient_checkpointing.answers(tables)["measured"]
     whole, best = (
-        {row["metric"]: row for row in select(found, attention="flash", segment=segment).to_dict("records")}
+        {row["metric"]: row for row in select(one_size, attention="flash", segment=segment).to_dict("records")}
         for segment in (0, 4)
     )
     price = best["step"]["median"] / whole["step"]["median"]
@@ -117,22 +117,22 @@ def test_what_was_timed_under_other_settings_is_not_compared(others):
 
 
 def test_the_compared_context_has_every_kind_of_step():
-    found = select(largest_model(recorded()["memory_profile"]), attention="plain")
-    assert compared_context(found) == 512
-    lost = (found["context"] == 512) & (found["mode"] == "forward") & (found["precision"] == "fp32")
-    found = found[~lost | (found["metric"] == WHOLE_CELL)]
-    assert compared_context(found) == 256
-    assert compared_context(select(found, precision="bf16")) is None
+    steps = select(largest_model(recorded()["memory_profile"]), attention="plain")
+    assert compared_context(steps) == 512
+    lost = (steps["context"] == 512) & (steps["mode"] == "forward") & (steps["precision"] == "fp32")
+    steps = steps[~lost | (steps["metric"] == WHOLE_CELL)]
+    assert compared_context(steps) == 256
+    assert compared_context(select(steps, precision="bf16")) is None
 
 
 def test_nothing_is_beyond_a_baseline_that_is_unsteady():
     steps = {"none": [99.0, 101.0, 160.0, 162.0, 99.0, 101.0], "naive": [201.0, 202.0] * 3, "flat": [181.0, 182.0] * 3}
     cell = {name: {"step": samples} for name, samples in steps.items()}
-    found = ranks(DataParallelTraining, cell, rounds=3, steps=2)
-    assert found["exposed"].isna().all()
-    flat = one(found, contender="flat")
-    assert against(flat, one(found, contender="naive")).faster
-    assert not conclusion.weak_scaling(found, flat, "").verdict
+    contender_rows = ranks(DataParallelTraining, cell, rounds=3, steps=2)
+    assert contender_rows["exposed"].isna().all()
+    flat = one(contender_rows, contender="flat")
+    assert against(flat, one(contender_rows, contender="naive")).faster
+    assert not conclusion.weak_scaling(contender_rows, flat, "").verdict
 
 
 def test_of_a_cell_measured_twice_the_run_with_most_contenders_is_shown():
@@ -141,20 +141,20 @@ def test_of_a_cell_measured_twice_the_run_with_most_contenders_is_shown():
         training(DataParallelTraining, ("wrapper",), [cell], implementation=implementation)
         for implementation, cell in (("", plain_cell), ("mine=package:Mine", plain_cell | {"mine": took(109.0)}))
     ]
-    found = contenders(DataParallelTraining, pandas.concat(twice))
-    assert list(found["contender"]) == ["none", "naive", "mine"]
+    shown = contenders(DataParallelTraining, pandas.concat(twice))
+    assert list(shown["contender"]) == ["none", "naive", "mine"]
 
 
 @pytest.mark.parametrize(
-    ("waits", "found"), [([20, 12, 18], True), ([20, 18, 12], False), ([12, 18, 20], False), ([20, 19.9, 20], None)]
+    ("waits", "expected"), [([20, 12, 18], True), ([20, 18, 12], False), ([12, 18, 20], False), ([20, 19.9, 20], None)]
 )
-def test_whether_the_best_bucket_is_in_between(waits, found):
+def test_whether_the_best_bucket_is_in_between(waits, expected):
     cell = {
-        f"bucketed {size}": took(100.0 + wait, UNEVEN if found is None else EVEN)
+        f"bucketed {size}": took(100.0 + wait, UNEVEN if expected is None else EVEN)
         for size, wait in zip((1, 10, 100), waits, strict=True)
     }
     sizes = ranks(DataParallelTraining, cell)
-    assert ddp_bucketed_benchmarking.in_between(sizes.assign(messages=[21.0, 8.0, 2.0])) is found
+    assert ddp_bucketed_benchmarking.in_between(sizes.assign(messages=[21.0, 8.0, 2.0])) is expected
     # Sizes that make equally many calls are one program: two are left, neither in between.
     assert ddp_bucketed_benchmarking.in_between(sizes.assign(messages=[21.0, 21.0, 2.0])) is None
 
@@ -180,12 +180,12 @@ def test_memory_is_that_of_the_rank_that_has_most():
         put(rows("optimizer_sharding", metric="held", part="optimizer_state", **after.wanted), samples="9000 7000"),
         put(rows("optimizer_sharding", metric="peak_memory", **SHARDED), samples="1 99999"),
     )
-    found = memory(tables["optimizer_sharding"])
-    row = select(found, moment="after_update", **SHARDED).iloc[0]
+    by_rank = memory(tables["optimizer_sharding"])
+    row = select(by_rank, moment="after_update", **SHARDED).iloc[0]
     assert (row["allocated"], row["optimizer_state"]) == (40000, 7000)
     assert row["rest"] == pytest.approx(40000 - row["parameters"] - row["gradients"] - 7000)
     assert (row["most_state"], row["whole_state"]) == (9000, 16000)
-    assert select(peaks(found), **SHARDED)["peak"].item() == 99999
+    assert select(peaks(by_rank), **SHARDED)["peak"].item() == 99999
 
 
 def test_the_fullest_rank_is_that_with_most_state_whatever_else_it_has():
@@ -194,21 +194,21 @@ def test_the_fullest_rank_is_that_with_most_state_whatever_else_it_has():
         put(rows("optimizer_sharding", metric="allocated", **after), samples="30000 40000"),
         put(rows("optimizer_sharding", metric="held", part="optimizer_state", **after), samples="5000 3000"),
     )
-    found = optimizer_state_sharding.answers(tables)["evenness"]
-    assert "at most 25 % more than an equal share" in plain(found.verdict)
-    assert "62.50 % of it (xl, 2 GPUs)" in plain(found.more)
+    answer = optimizer_state_sharding.answers(tables)["evenness"]
+    assert "at most 25 % more than an equal share" in plain(answer.verdict)
+    assert "62.50 % of it (xl, 2 GPUs)" in plain(answer.more)
 
 
 def leaderboard(*parts, **changes):
-    """Recorded rows of some parts of the leaderboard's step."""
-    found = recorded()["leaderboard"]
-    return found[found["part"].isin(parts)].assign(**changes)
+    """Recorded table of some parts of the leaderboard's step."""
+    table = recorded()["leaderboard"]
+    return table[table["part"].isin(parts)].assign(**changes)
 
 
 def test_two_ranks_follow_from_one_between_limits():
-    found = leaderboard("rank")
-    alone = select(found, metric="step")["median"].iloc[0] / 1e3
-    answer = training_leaderboard.answers({"leaderboard": found, "all_reduce": recorded()["all_reduce"]})["time"]
+    table = leaderboard("rank")
+    alone = select(table, metric="step")["median"].iloc[0] / 1e3
+    answer = training_leaderboard.answers({"leaderboard": table, "all_reduce": recorded()["all_reduce"]})["time"]
     # The recorded all-reduce of 1 GB takes 3.2 ms, and the weights have 16 GB in bf16.
     sent = 3.2e-3 * 2 * PARAMETERS / 1e9
     expected = f"Two H200s need between {alone:.2f} s (all communication hidden) and {alone + sent:.2f} s"
@@ -219,8 +219,8 @@ def test_two_ranks_follow_from_one_between_limits():
 @pytest.mark.parametrize("part", ["step", "rank", "one_card"])
 def test_a_lost_step_and_one_of_another_size_leave_the_closed_forms(part):
     nothing = training_leaderboard.answers({"leaderboard": leaderboard(part)[:0]})["time"]
-    for found in (leaderboard(part, size="nano", context=64), leaderboard(part).query("metric != 'step'")):
-        answer = training_leaderboard.answers({"leaderboard": found})["time"]
+    for lost in (leaderboard(part, size="nano", context=64), leaderboard(part).query("metric != 'step'")):
+        answer = training_leaderboard.answers({"leaderboard": lost})["time"]
         assert (answer.verdict, answer.reason) == (nothing.verdict, nothing.reason)
         assert plain(answer.more) == "Two GPUs like this machine's need at least 2.40 s."
 
@@ -237,21 +237,21 @@ def test_a_ladder_begins_where_memory_suffices():
     lost = cell["rung"].isin(["fp32", "autocast"])
     whole = cell[:1].assign(metric=WHOLE_CELL, rung="", status="oom")  # as another grid may have it
     tables = {"training_ladder": pandas.concat([whole, cell[~lost], cell[lost].assign(status="oom")])}
-    found = training_ladder.answers(tables)
+    answers = training_ladder.answers(tables)
     step = select(cell, metric="step").set_index("rung")["median"]
     words = f"{step['attention'] / step['overlap']:.2f}× as fast as the first version that fits (_our attention_)"
-    assert words in plain(found["fastest"].more)
-    assert "2.7B runs out of memory with _fp32, eager_ and _bf16 autocast_." in plain(found["fastest"].reason)
+    assert words in plain(answers["fastest"].more)
+    assert "2.7B runs out of memory with _fp32, eager_ and _bf16 autocast_." in plain(answers["fastest"].reason)
     must = "For 2.7B, start with _bf16 autocast_ and _our attention_: without them it does not fit."
-    assert plain(found["advice"].verdict) == must
+    assert plain(answers["advice"].verdict) == must
     saved = step["masters"] - step["fused"], step["attention"] - step["masters"]
     then = "_fused passes and loss_ ({:.1f} ms) and _bf16 weights, fp32 masters_ ({:.1f} ms).".format(*saved)
-    assert then in plain(found["advice"].more)
+    assert then in plain(answers["advice"].more)
 
 
 def test_a_floor_has_all_of_its_parts():
-    found = recorded()["training_ladder"]
-    lost = found[~((found["metric"] == "floor") & (found["work"] == "update"))]
+    table = recorded()["training_ladder"]
+    lost = table[~((table["metric"] == "floor") & (table["work"] == "update"))]
     assert floor_table(lost)["floor"].isna().all()
     assert not rung_table(lost)["over"].notna().any()
 
@@ -271,9 +271,9 @@ def test_wrapped_steps_are_next_to_one_without_communication():
     cell = TrainingLadder(part="processes", processes=2, rungs="wrapped", **LADDER)
     steps = {"overlap": 160.0, "data_parallel": 200.0, "sharded": 180.0, "fsdp": 240.0}
     several = wrapped({cell: steps})
-    found = wrapped_table(several).set_index("rung")
-    assert list(found["title"]) == ["no communication", "data-parallel wrapper", "sharded optimizer", "FSDP"]
-    assert found["tokens"]["sharded"] == pytest.approx(2 * 4096e3 / 180)
+    by_rung = wrapped_table(several).set_index("rung")
+    assert list(by_rung["title"]) == ["no communication", "data-parallel wrapper", "sharded optimizer", "FSDP"]
+    assert by_rung["tokens"]["sharded"] == pytest.approx(2 * 4096e3 / 180)
     alone = recorded()["training_ladder"].query("part != 'processes'")
     verdict = plain(training_ladder.answers({"training_ladder": pandas.concat([alone, several])})["several"].verdict)
     assert verdict == "The sharded optimizer is 1.11× as fast as the data-parallel wrapper (2.7B, 2 GPUs, bf16)."
@@ -300,19 +300,19 @@ def test_the_advice_is_for_the_most_ranks():
         for bucketed, symmetric in ((120.0, 110.0), (115.0, 130.0))
     ]
     steps = training(DataParallelTraining, ("wrapper", "bucket_mb"), cells, precision="bf16")
-    found = conclusion.answers(recorded() | {"data_parallel": steps})
-    assert plain(found["advice"].verdict) == "On several GPUs, train nano in bf16, with _bucketed_ data parallelism."
+    answers = conclusion.answers(recorded() | {"data_parallel": steps})
+    assert plain(answers["advice"].verdict) == "On several GPUs, train nano in bf16, with _bucketed_ data parallelism."
 
 
 def test_no_ladder_is_a_report_too():
     nothing = recorded()["training_ladder"].iloc[:0]
-    found = training_ladder.answers({"training_ladder": nothing})
-    assert not any(found[name].verdict for name in ("fastest", "learning"))
+    answers = training_ladder.answers({"training_ladder": nothing})
+    assert not any(answers[name].verdict for name in ("fastest", "learning"))
 
 
 def test_the_facts_of_fit_are_those_of_the_recorded_steps():
     """If not: python -m scripts.calibration.rates."""
-    written, found = json.loads(PATH.read_text()), facts(recorded())
-    assert written.keys() == found.keys()
-    for key, value in found.items():
+    written, computed = json.loads(PATH.read_text()), facts(recorded())
+    assert written.keys() == computed.keys()
+    for key, value in computed.items():
         assert written[key] == (pytest.approx(value, rel=1e-2) if key == "weights" else value), key

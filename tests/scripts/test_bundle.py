@@ -99,15 +99,15 @@ def zipped(path, files):
 
 
 def check(path):
-    with read.opened(path) as found:
-        return findings(found)
+    with read.opened(path) as bundle:
+        return findings(bundle)
 
 
 def test_recorded_rows_are_packed_checked_and_promoted(results, good, tmp_path):
-    found = {finding.aspect: finding for finding in check(good)}
-    assert {aspect for aspect in found if found[aspect].outcome != PASSED} <= {"code", "coverage", "origin"}
-    assert found["origin"].outcome == UNDECIDED
-    assert "1 x NVIDIA H200, Intel(R) Xeon(R) Processor, NVIDIA driver 580" in found["machine"].detail
+    by_aspect = {finding.aspect: finding for finding in check(good)}
+    assert {aspect for aspect in by_aspect if by_aspect[aspect].outcome != PASSED} <= {"code", "coverage", "origin"}
+    assert by_aspect["origin"].outcome == UNDECIDED
+    assert "1 x NVIDIA H200, Intel(R) Xeon(R) Processor, NVIDIA driver 580" in by_aspect["machine"].detail
 
     recorded = tmp_path / "recorded/nvidia-h200"
     copies = promote_bundle(good, tmp_path / "recorded")
@@ -140,9 +140,9 @@ def test_a_bundle_is_a_workflow_run_crate(good, tmp_path):
     workflow = {"ComputationalWorkflow": "https://bioschemas.org/ComputationalWorkflow"}
     path.write_text(json.dumps(described | {"@context": [RO_CRATE["@context"], workflow, described["@context"][1]]}))
     settings = {"rocrate_uri": str(tmp_path / "crate"), "profile_identifier": "workflow-run-crate"}
-    found = services.validate(settings | {"requirement_severity": "REQUIRED"})
-    assert [issue.message for issue in found.get_issues() if issue.severity.name == "REQUIRED"] == []
-    assert found.passed()
+    result = services.validate(settings | {"requirement_severity": "REQUIRED"})
+    assert [issue.message for issue in result.get_issues() if issue.severity.name == "REQUIRED"] == []
+    assert result.passed()
 
 
 def test_recorded_files_are_never_replaced(results, tmp_path):
@@ -317,8 +317,8 @@ DOUBTED = {
 def test_what_the_files_do_not_say_fails(good, tmp_path, case):
     make, aspect = DOUBTED[case]
     make(tmp_path / "x.zip", contents(good))
-    with read.opened(tmp_path / "x.zip") as found:
-        assert aspect(found).outcome == FAILED
+    with read.opened(tmp_path / "x.zip") as bundle:
+        assert aspect(bundle).outcome == FAILED
 
 
 def test_rows_that_make_no_sense_together_fail(good, tmp_path):
@@ -342,18 +342,18 @@ def test_numbers_that_cannot_be_are_named_and_not_promoted(results, tmp_path, ca
     with pytest.raises(SystemExit, match=r"/x\.zip: failed: metadata, self checks, cards$"):
         main(str(path))
     lines = capsys.readouterr().out.splitlines()
-    found = {line[19:32].strip(): (line[:19].strip(), line[32:]) for line in lines}
-    assert found["metadata"][1] == "not of these files and rows: checks.csv: contentSize, checks.csv: sha256"
+    by_aspect = {line[19:32].strip(): (line[:19].strip(), line[32:]) for line in lines}
+    assert by_aspect["metadata"][1] == "not of these files and rows: checks.csv: contentSize, checks.csv: sha256"
     for complaint in ("last steps equal NumPy's: ", "74.5 GiB, not between"):
-        assert complaint in found["self checks"][1]
-    assert found["machine"][0] == found["verdicts"][0] == UNDECIDED
-    assert "several processors, so perhaps several machines" in found["machine"][1]
+        assert complaint in by_aspect["self checks"][1]
+    assert by_aspect["machine"][0] == by_aspect["verdicts"][0] == UNDECIDED
+    assert "several processors, so perhaps several machines" in by_aspect["machine"][1]
     assert all(line.isprintable() for line in lines)
 
 
 @pytest.mark.slow
 def test_a_whole_recorded_machine_passes(tmp_path):
     results = results_of(EXPERIMENTS, tmp_path / "whole" / "nvidia-h200", golden.FOLDER / "h200-checks.csv")
-    found = {finding.aspect: finding.outcome for finding in check(bundle_of(results, tmp_path / "x.zip"))}
-    assert FAILED not in found.values()
-    assert {found[aspect] for aspect in ("rows", "metadata", "machine", "self checks", "cards")} == {PASSED}
+    outcomes = {finding.aspect: finding.outcome for finding in check(bundle_of(results, tmp_path / "x.zip"))}
+    assert FAILED not in outcomes.values()
+    assert {outcomes[aspect] for aspect in ("rows", "metadata", "machine", "self checks", "cards")} == {PASSED}

@@ -32,12 +32,12 @@ CELL = {"size": "medium", "context": 512, "precision": "fp32", "compiled": False
 
 
 def test_sound_cpu_tables_pass_what_applies_to_a_cpu(sound_cpu):
-    found = list(all_checks(sound_cpu))
-    assert {check.outcome for check in found} == {"passed", "not applicable"}
-    why = [check.detail for check in found if check.outcome == "not applicable"]
+    checks = list(all_checks(sound_cpu))
+    assert {check.outcome for check in checks} == {"passed", "not applicable"}
+    why = [check.detail for check in checks if check.outcome == "not applicable"]
     assert all(re.search("CPU|GPU|processor", reason) for reason in why), why
     assert len(why) == 42
-    assert len({check.check for check in found}) == len(found)
+    assert len({check.check for check in checks}) == len(checks)
 
 
 SHORT = {"forward": 0.3, "backward": 0.7, "device_bound": False}

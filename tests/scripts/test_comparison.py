@@ -35,15 +35,15 @@ WHY = "not timed: after 3 steps a weight is off by 0.31"
 
 def with_own(measured):
     """Tables with three contenders that no experiment lists, one of them refused."""
-    found = {"all_reduce": measured["all_reduce"]}
+    extended = {"all_reduce": measured["all_reduce"]}
     for name, kind in KINDS.items():
         column = "contender" if "contender" in kind.details else "wrapper"
         table = measured[name].assign(implementation=OWN)
         own = [select(table, **{column: LIKE[name]}).assign(**{column: mine}) for mine in ("before", "mine")]
         refused = select(table, metric="step", **{column: LIKE[name]})
         refused = refused.assign(**{column: "wrong"}, **dict.fromkeys(NUMBERS), status="skipped", message=WHY)
-        found[name] = pandas.concat([table, *own, refused], ignore_index=True)
-    return found
+        extended[name] = pandas.concat([table, *own, refused], ignore_index=True)
+    return extended
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +53,8 @@ def tables():
 
 
 def test_ones_own_state_is_counted(tables):
-    found = importlib.import_module("scripts.answers.optimizer_state_sharding").answers(tables)
-    assert "With yours it holds at most" in prose("optimizer_state_sharding", found, GPU)
+    answers = importlib.import_module("scripts.answers.optimizer_state_sharding").answers(tables)
+    assert "With yours it holds at most" in prose("optimizer_state_sharding", answers, GPU)
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -87,8 +87,8 @@ def test_ones_own_are_in_every_picture(name, tables):
 def test_nothing_is_known_of_ones_own_that_checks_could_hold_them_to(tables):
     of_a_cpu = with_own({name: frame(name, planned_rows(name, "smoke")) for name in tables})
     modules = (checks_of_contenders, fsdp)
-    found = [check for each in (tables, of_a_cpu) for module in modules for check in checks_of(module, each)]
+    checks = [check for each in (tables, of_a_cpu) for module in modules for check in checks_of(module, each)]
     stated = [Statement(*each) for each in LAWS.items() if {law.experiment for law in each[1]} < {*KINDS}]
-    found += [statement.check(each) for each in (tables, of_a_cpu) for statement in stated]
-    assert {check.check for check in found if check.outcome == "passed"} == {check.check for check in found}
-    assert "failed" not in {check.outcome for check in found}
+    checks += [statement.check(each) for each in (tables, of_a_cpu) for statement in stated]
+    assert {check.check for check in checks if check.outcome == "passed"} == {check.check for check in checks}
+    assert "failed" not in {check.outcome for check in checks}

@@ -20,8 +20,8 @@ def comparison(tmp_path_factory):
     for job in JOBS:
         copy_of(job, folder / "A_1 #x")
         copy_of(job, folder / "B", lambda row: scaled(row, 1.2) if row.metric == "forward" else row)
-    found = compare(read_results(str(folder / "A_1 #x")), read_results(str(folder / "B")), price_a=3.5, price_b=2)
-    return json.loads(json.dumps(to_json(found)))
+    compared = compare(read_results(str(folder / "A_1 #x")), read_results(str(folder / "B")), price_a=3.5, price_b=2)
+    return json.loads(json.dumps(to_json(compared)))
 
 
 def test_the_pdf_the_page_and_the_figure_are_made(comparison, tmp_path):

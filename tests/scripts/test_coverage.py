@@ -29,9 +29,9 @@ def test_coverage_counts_every_planned_cell_once(tmp_path):
     run = [cell for cell in cells if cell.size != "large"]
     rows = rows_of(run, lost=lambda cell: lost.get(cell.context) if cell.size == "xl" else None)
     tables = {name: load(name, write_raw(tmp_path, name, rows if name == "end_to_end" else [])) for name in EXPERIMENTS}
-    found = cover(make_plan(config(machine="1 x NVIDIA H200")), tables).set_index(["experiment", "grid"])
+    counts = cover(make_plan(config(machine="1 x NVIDIA H200")), tables).set_index(["experiment", "grid"])
     # A training step in both precisions per size and context; nothing of large was run.
-    assert found.loc[("end_to_end", "eager")].to_dict() == {
+    assert counts.loc[("end_to_end", "eager")].to_dict() == {
         "planned": 40,
         "ok": 26,
         "incomplete": 0,
@@ -41,9 +41,9 @@ def test_coverage_counts_every_planned_cell_once(tmp_path):
         "not run": 8,
         "unplanned": 0,
     }
-    assert found.loc[("end_to_end", "inference"), "skipped"] == 2
-    assert found.loc[("accumulation", "all"), "not run"] == found.loc[("accumulation", "all"), "planned"] == 18
-    assert found["planned"].sum() == sum(len(planned_cells(name, "handout")) for name in EXPERIMENTS)
+    assert counts.loc[("end_to_end", "inference"), "skipped"] == 2
+    assert counts.loc[("accumulation", "all"), "not run"] == counts.loc[("accumulation", "all"), "planned"] == 18
+    assert counts["planned"].sum() == sum(len(planned_cells(name, "handout")) for name in EXPERIMENTS)
 
 
 @pytest.mark.parametrize("status", ["oom", "skipped", "failed"])
@@ -108,6 +108,6 @@ def test_lost_metrics_are_told_from_lost_cells(tmp_path):
     covered, lost = coverage_of("end_to_end", rows, plan, tmp_path)
     compiled = sum(cell.compiled for cell in cells)
     assert covered["failed"].sum() == compiled > 0
-    found = {(row.metric, row.status): (row.cells, row.reason) for row in lost.itertuples()}
+    reported = {(row.metric, row.status): (row.cells, row.reason) for row in lost.itertuples()}
     expected = {(metric, "skipped"): (len(cells) - compiled, why) for metric, why in LOST_ON_A_CPU.items()}
-    assert found == expected | {(WHOLE_CELL, "failed"): (compiled, "no compiler")}
+    assert reported == expected | {(WHOLE_CELL, "failed"): (compiled, "no compiler")}

@@ -60,12 +60,12 @@ def table_of(answer):
 
 
 def test_they_are_in_every_table_and_figure_and_have_an_answer_each(h200):
-    found = answers_of(flash_benchmarking.answers(h200))
+    answers = answers_of(flash_benchmarking.answers(h200))
     for name in ("peers", "leaderboard"):
-        assert "mine" in [line[0] for line in table_of(found[name]).rows], name
-    refused = [line for line in table_of(found["leaderboard"]).rows if line[0] == "wrong"]
+        assert "mine" in [line[0] for line in table_of(answers[name]).rows], name
+    refused = [line for line in table_of(answers["leaderboard"]).rows if line[0] == "wrong"]
     assert {cell for line in refused for cell in line[1:]} == {f"not measured: {WHY}"}
-    mine, wrong = found["own_1"], found["own_2"]
+    mine, wrong = answers["own_1"], answers["own_2"]
     assert mine.asked == "Your mine against plain attention"
     times = h200["flash"].query(
         "metric == 'forward_backward' and d == 64 and sequence == 65536 and precision == 'bf16'"
@@ -76,7 +76,7 @@ def test_they_are_in_every_table_and_figure_and_have_an_answer_each(h200):
         "(one head, bf16)."
     )
     assert plain(mine.verdict) == told
-    assert len(table_of(mine).rows) == len(table_of(found["against_plain"]).rows)
+    assert len(table_of(mine).rows) == len(table_of(answers["against_plain"]).rows)
     assert plain(wrong.headline) == f"Not measured on this machine: {WHY}."
     assert "mine" in words(figure_of("flash_training", h200))
     assert [check for check in all_checks(h200) if check.outcome == "failed"] == []
@@ -97,9 +97,9 @@ def test_fp32_in_tf32_is_named(h200):
     marked = pandas.concat(
         [h200["flash"], mine.assign(metric="rounding", unit="dtype", value="TF32")], ignore_index=True
     )
-    found = answers_of(flash_benchmarking.answers(h200 | {"flash": marked}))
-    assert "mine (fp32 in TF32)" in [line[0] for line in table_of(found["peers"]).rows]
-    assert plain(found["own_1"].verdict).startswith("Your mine (fp32 in TF32) is ")
+    answers = answers_of(flash_benchmarking.answers(h200 | {"flash": marked}))
+    assert "mine (fp32 in TF32)" in [line[0] for line in table_of(answers["peers"]).rows]
+    assert plain(answers["own_1"].verdict).startswith("Your mine (fp32 in TF32) is ")
 
 
 def test_on_a_cpu_they_are_compared_at_the_longest_sequence():

@@ -25,15 +25,15 @@ Our *first* kernel **spilled**: see [the paper](https://arxiv.org/abs/2307.08691
 
 
 def test_markdown_is_marked_and_all_else_is_literal():
-    found = note(MARKDOWN, lambda name: f"({name})")
-    page = typst.compile(f"#let target() = 1\n{found}".encode(), root=str(ROOT), format="svg").decode()
+    text = note(MARKDOWN, lambda name: f"({name})")
+    page = typst.compile(f"#let target() = 1\n{text}".encode(), root=str(ROOT), format="svg").decode()
     assert "<svg" in page
-    assert '#emph[#"first";]' in found
-    assert '#strong[#"spilled";]' in found
-    assert '#link("https://arxiv.org/abs/2307.08691")[#"the paper";]' in found
-    assert '#raw("tl.dot")' in found
-    assert "(a b)" in found
-    assert [item[1] for item in re.finditer(r'#list\.item\[#"(\w+)";\]', found)] == ["one", "two"]
+    assert '#emph[#"first";]' in text
+    assert '#strong[#"spilled";]' in text
+    assert '#link("https://arxiv.org/abs/2307.08691")[#"the paper";]' in text
+    assert '#raw("tl.dot")' in text
+    assert "(a b)" in text
+    assert [item[1] for item in re.finditer(r'#list\.item\[#"(\w+)";\]', text)] == ["one", "two"]
 
 
 def test_a_number_is_the_tables():

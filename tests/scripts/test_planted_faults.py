@@ -304,9 +304,9 @@ def test_each_module_of_checks_has_faults():
 @pytest.mark.parametrize(("part", "fault", "complaint"), CASES)
 def test_a_planted_fault_fails_its_check_and_is_named(part, fault, complaint):
     sound = sound_tables(fault.place.table)
-    found = broken_laws(fault.place.table, fault(sound)) if part == "laws" else failures(part, fault(sound))
+    errors = broken_laws(fault.place.table, fault(sound)) if part == "laws" else failures(part, fault(sound))
     wanted = complaint or "|".join(map(re.escape, fault.cells(sound)))
-    assert any(re.search(wanted, detail) for detail in found), found
+    assert any(re.search(wanted, detail) for detail in errors), errors
 
 
 @pytest.mark.parametrize(("sentence", "law"), LIMITS)
@@ -317,14 +317,14 @@ def test_a_law_notices_twice_its_tolerance_and_names_the_cell(sentence, law):
     faults = [] if sentence.startswith(UNSCALED) else list(beyond(law, sound))
     assert bool(faults) != sentence.startswith(UNSCALED)
     for cell, fault in faults:
-        found = [law.case(*reading) for reading in law.readings(fault(sound))]
-        assert cell in [case.where for case in found if case.wrong]
+        cases = [law.case(*reading) for reading in law.readings(fault(sound))]
+        assert cell in [case.where for case in cases if case.wrong]
 
 
 @pytest.mark.parametrize(("plant", "complaint"), COUNTED, ids=[case[1] for case in COUNTED])
 def test_a_contender_that_does_something_else_is_named(cpu, plant, complaint):
-    found = failures("contenders", plant(cpu))
-    assert any(re.search(complaint, detail) for detail in found), found
+    errors = failures("contenders", plant(cpu))
+    assert any(re.search(complaint, detail) for detail in errors), errors
 
 
 @pytest.mark.parametrize(("part", "change"), ALLOWED)

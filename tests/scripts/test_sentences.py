@@ -20,8 +20,8 @@ def sentences(request):
 
 def test_no_bandwidth_is_above_what_memory_gives_unless_from_a_cache(sentences):
     of_peak = re.compile(rf"([\d.]+){NARROW}% of the peak bandwidth(, partly from L2)?")
-    found = [match for sentence in sentences for match in of_peak.findall(sentence)]
-    assert not [share for share, cached in found if float(share) > 90 and not cached]
+    matches = [match for sentence in sentences for match in of_peak.findall(sentence)]
+    assert not [share for share, cached in matches if float(share) > 90 and not cached]
 
 
 def test_who_is_faster_is_named_first(sentences):

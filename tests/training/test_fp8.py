@@ -180,14 +180,14 @@ def test_swiglu_is_rounded_where_it_is_computed(dtype, shape, device):
         history.advance()
         of_hidden, of_gradient = (CURRENT, CURRENT) if amaxes is None else (amaxes[INPUT], amaxes[GRADIENT])
         hidden, scale = swiglu_fp8(gate_up, of_hidden)
-        found = swiglu_fp8_backward(gate_up, d_hidden, scale, dtype, of_gradient)
+        result = swiglu_fp8_backward(gate_up, d_hidden, scale, dtype, of_gradient)
         assert scale.item() == pytest.approx(room * exact.abs().max().item() / 448, rel=0.01)
         limit = torch.finfo(dtype).max
-        assert found.scale.item() == pytest.approx(room * gradient.abs().max().item() / limit, rel=0.01)
+        assert result.scale.item() == pytest.approx(room * gradient.abs().max().item() / limit, rel=0.01)
         assert relative_error(hidden, scale, exact) < ROUNDED[E4M3]
-        assert relative_error(found.hidden.T, scale, exact) < ROUNDED[E4M3]
-        assert relative_error(found.rows, found.scale, gradient) < ROUNDED[dtype]
-        assert torch.equal(found.rows, found.columns.T.contiguous())
+        assert relative_error(result.hidden.T, scale, exact) < ROUNDED[E4M3]
+        assert relative_error(result.rows, result.scale, gradient) < ROUNDED[dtype]
+        assert torch.equal(result.rows, result.columns.T.contiguous())
 
 
 @on_kernels

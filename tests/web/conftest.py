@@ -164,14 +164,14 @@ class Browser:
 
     def complaints(self):
         """Errors since the last call, and requests of anything but the page itself and what it holds."""
-        found = [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+        errors = [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
         for entry in self.driver.get_log("performance"):
             message = json.loads(entry["message"])["message"]
             if message["method"] == "Network.requestWillBeSent":
                 address = message["params"]["request"]["url"]
                 if not address.startswith(("blob:", "data:", "file:///")):
-                    found.append(f"requests {address}")
-        return found
+                    errors.append(f"requests {address}")
+        return errors
 
 
 @pytest.fixture(scope="session")

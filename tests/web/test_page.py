@@ -61,13 +61,13 @@ def test_a_tables_numbers_lead_to_rows(page, browser):
 def test_a_number_leads_only_to_rows_of_its_unit_and_metric(page, browser):
     browser.open(page)
     candidates = "return document.querySelector('#detail[open] .content')?.textContent"
-    found = []
+    shown = []
     for number in range(4):
         browser.click("#tab-alike td.number", number)
         browser.wait(f"{candidates}?.includes(arguments[0])", browser.texts("#tab-alike td.number")[number])
-        found.append({text.split(",")[0] for text in browser.texts("#detail .candidates strong")})
+        shown.append({text.split(",")[0] for text in browser.texts("#detail .candidates strong")})
         browser.click("#detail form button")
-    assert found == [
+    assert shown == [
         {"build"},
         set(),
         set(),

@@ -36,7 +36,7 @@ def test_each_row_has_its_numbers_and_the_command_that_measures_it(tmp_path):
     entry = json.loads(rows_json(plan, {"flash": tmp_path / "flash.csv"}, {}))["flash"]
     columns = entry["columns"]
     names = ["sequence", "implementation", "metric", "median", "samples", "status"]
-    found = set(zip(*(columns[name] for name in names), strict=True))
-    assert found == {tuple(text(getattr(row, name)) for name in names) for row in rows}
+    shown = set(zip(*(columns[name] for name in names), strict=True))
+    assert shown == {tuple(text(getattr(row, name)) for name in names) for row in rows}
     for sequence, job in zip(columns["sequence"], entry["job"], strict=True):
         assert f" {sequence}" in entry["commands"][job]

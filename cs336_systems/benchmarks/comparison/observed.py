@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cs336_systems.accounting.contenders import COPY_SLACK, PART_OF_STEP, Found, differences
+from cs336_systems.accounting.contenders import COPY_SLACK, PART_OF_STEP, Collectives, differences
 from cs336_systems.benchmarks.comparison.agreement import first_of_all_ranks
 from cs336_systems.benchmarks.comparison.gradients import sample_weights, some_stay
 from cs336_systems.benchmarks.comparison.messages import Messages
@@ -47,7 +47,7 @@ UPDATES = ("_fused_adamw_", "_foreach_add_")
 class Observed:
     """Observations of one step."""
 
-    collectives: Found
+    collectives: Collectives
     """Collectives of floating-point data; flags for existing gradients are not counted."""
     tokens: int
     """Number of tokens passed to the model."""

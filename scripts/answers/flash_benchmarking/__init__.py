@@ -5,7 +5,7 @@ from scripts.answers.flash_benchmarking.against_plain import against_plain
 from scripts.answers.flash_benchmarking.in_the_model import in_the_model, most_gained
 from scripts.answers.flash_benchmarking.leaderboard import by_handout, leaderboard, next_to_the_fastest, ours_by_kernels
 from scripts.answers.flash_benchmarking.peers import peers
-from scripts.rendering.answer import Found, Tables, say
+from scripts.rendering.answer import Answers, Tables, say
 from scripts.rendering.markup import Tile, Typst, milliseconds, times
 from scripts.views.attention_calls import availability, our_implementation, titles
 from scripts.views.attention_times import call_table
@@ -13,7 +13,7 @@ from scripts.views.data import select
 from scripts.views.own import own_rows
 
 
-def answers(tables: Tables) -> Found:
+def answers(tables: Tables) -> Answers:
     """The section's answers."""
     table, ablations, steps = tables["flash"], tables["flash_ablation"], tables["end_to_end"]
     measured, cells = not availability(table), call_table(table)
@@ -38,12 +38,12 @@ def answers(tables: Tables) -> Found:
     }
 
 
-def tiles(found: Found) -> list[Tile]:
+def tiles(section: Answers) -> list[Tile]:
     """The leaderboard's cell and the training step, if they were measured."""
-    shown, board, gained = [], found["board"], found["gained"]
+    shown, board, gained = [], section["board"], section["gained"]
     if board is not None:
         cell = Typst("causal attention in bf16, 16 heads of 16\u202f384 tokens at d = 64, forward and backward")
-        meaning = say("{cell}; {rival}", cell=cell, rival=found["rival"]) or cell
+        meaning = say("{cell}; {rival}", cell=cell, rival=section["rival"]) or cell
         shown.append(Tile(milliseconds(board["mean"]), meaning))
     if gained is not None:
         name = f"{gained['label']} at context {gained['context']} ({gained['precision']}{gained['how']})"

@@ -29,13 +29,13 @@ def trained(table: DataFrame) -> DataFrame:
     a table as `over plain` and `over sdpa`.
     """
     steps = select(steady(step_table(table)), mode="train_step")
-    found = select(steps, attention="flash")
+    flash = select(steps, attention="flash")
     for way in OTHERS:
         others = select(steps, attention=way)
-        speeds = [against(row, one(others, **dict(row[KEYS]))) for _, row in found.iterrows()]
-        found = found.merge(others, how="left", on=KEYS, suffixes=("", f" {way}"))
-        found[f"against {way}"], found[f"over {way}"] = Series(speeds, dtype=object), list(map(ratio_of, speeds))
-    return found.assign(how=found["compiled"].map({True: ", compiled", False: ""}))
+        speeds = [against(row, one(others, **dict(row[KEYS]))) for _, row in flash.iterrows()]
+        flash = flash.merge(others, how="left", on=KEYS, suffixes=("", f" {way}"))
+        flash[f"against {way}"], flash[f"over {way}"] = Series(speeds, dtype=object), list(map(ratio_of, speeds))
+    return flash.assign(how=flash["compiled"].map({True: ", compiled", False: ""}))
 
 
 def ratio_of(speed: Speed) -> str:

@@ -27,12 +27,12 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
     every["order"], every["title"] = every[PARAMETER].map(list(names).index), every[PARAMETER].map(names)
     kinds = [kind for kind in KINDS if strongest(select(met, kind=kind), LIBRARIES)]
     every = every[every["kind"].isin(kinds)].sort_values("order", kind="stable")
-    found = {row["kind"]: row for _, row in select(every, implementation=rival).iterrows()}
-    others = [found[kind] for kind in kinds if kind in found and kind != main]
-    counts = [int(score["cells"]) for score in (found[main], *others)]
+    by_kind = {row["kind"]: row for _, row in select(every, implementation=rival).iterrows()}
+    others = [by_kind[kind] for kind in kinds if kind in by_kind and kind != main]
+    counts = [int(score["cells"]) for score in (by_kind[main], *others)]
     return Answer(
         asked="Against the libraries in bf16",
-        verdict=score_sentence(found[main], names[rival], "the fastest library measured"),
+        verdict=score_sentence(by_kind[main], names[rival], "the fastest library measured"),
         more=say(
             *(score_sentence(score, names[rival]) for score in others),
             "Each ratio is the median of {counts:listing} shapes." if min(counts) >= ENOUGH else "",

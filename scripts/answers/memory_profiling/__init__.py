@@ -12,7 +12,7 @@ from cs336_systems.record.measurement import WHOLE_CELL
 from cs336_systems.sizes import parse_size
 from scripts.answers.memory_profiling.allocations import ASKED, largest
 from scripts.answers.memory_profiling.block import block
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, say, tell
+from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, count, say, tell
 from scripts.rendering.grid import grid
 from scripts.rendering.markup import fixed_point, with_unit
 from scripts.views.data import PRECISIONS, first, largest_model, ratio, reason, select, statistic
@@ -22,18 +22,18 @@ from scripts.views.units import GIB
 TRAINED = {"mode": "train_step", "precision": "fp32"}
 
 
-def answers(tables: Tables) -> Found:
+def answers(tables: Tables) -> Answers:
     """The section's answers."""
     table = largest_model(tables["memory_profile"])
     plain = select(table, attention="plain")
     context = compared_context(plain)
     skipped = next(iter(select(table, metric=WHOLE_CELL, status="skipped")["message"]), "")
     missing = f"Not measured: {skipped}." if skipped else "Not measured in both precisions for every kind of step."
-    found = {name: Answer(asked, missing=missing) for name, asked in ASKED.items()}
+    answered = {name: Answer(asked, missing=missing) for name, asked in ASKED.items()}
     if len(plain):
-        found["residual"] = residual(plain, context)
+        answered["residual"] = residual(plain, context)
     if context is not None:
-        found |= {
+        answered |= {
             "timelines": timelines(select(plain, context=context, **TRAINED), context),
             "peaks": peaks(table, plain),
             "autocast": autocast(plain, context),
@@ -41,7 +41,7 @@ def answers(tables: Tables) -> Found:
         }
     row = first(select(table, metric="peak_allocated"))
     model = say("{row[label]} at batch {row[batch_size]}", row=row)
-    return {**found, **block(tables["block_memory"]), "model": model}
+    return {**answered, **block(tables["block_memory"]), "model": model}
 
 
 def timelines(cell: DataFrame, context: int) -> Answer:

@@ -80,15 +80,15 @@ def block_cells(table: DataFrame) -> DataFrame:
     Additional columns, in MiB: `saved`; the gradients of weights (`weights`) and of the block's input (`input`), and
     their sum (`gradients`), and its closed form (`expected`).
     """
-    found = select(table, metric="saved_activations")
-    found = select(found, size=(size_order(found) or [""])[-1]).sort_values(CELL, ascending=[True, False, False])
+    cells = select(table, metric="saved_activations")
+    cells = select(cells, size=(size_order(cells) or [""])[-1]).sort_values(CELL, ascending=[True, False, False])
     keys = ["size", *CELL]
     for name, metric in {"weights": "parameter_gradients", "input": "input_gradient"}.items():
-        found = found.join(select(table, metric=metric).set_index(keys)["mean"].rename(name).astype(float), on=keys)
-    blocks = [block_of(row) for _, row in found.iterrows()]
-    return found.assign(
-        saved=found["mean"],
-        gradients=found["weights"] + found["input"],
+        cells = cells.join(select(table, metric=metric).set_index(keys)["mean"].rename(name).astype(float), on=keys)
+    blocks = [block_of(row) for _, row in cells.iterrows()]
+    return cells.assign(
+        saved=cells["mean"],
+        gradients=cells["weights"] + cells["input"],
         expected=[(block.parameter_gradients + block.residual) / MIB for block in blocks],
     )
 
@@ -109,11 +109,12 @@ def contributors(table: DataFrame, cells: DataFrame) -> Table:
             line = dict(zip(tensor, (row["range"], row["operator"] or FLASH, meaning), strict=True))
             line |= {"cell": f"{cell['precision']}, {cell['attention']}", "rank": rank}
             lines.append(line | {"mib": row["mean"], "share": str(percent(row["mean"] / cell["mean"]))})
-    found = DataFrame(lines)
-    by_tensor = found.groupby(tensor)
-    found["most"] = by_tensor["mib"].transform("max")
-    found = found[by_tensor["rank"].transform("min") < CONTRIBUTORS].sort_values("most", ascending=False, kind="stable")
-    wide = flat(found.pivot(index=["most", *tensor], columns="cell", values=["mib", "share"]))
+    tensors = DataFrame(lines)
+    by_tensor = tensors.groupby(tensor)
+    tensors["most"] = by_tensor["mib"].transform("max")
+    tensors = tensors[by_tensor["rank"].transform("min") < CONTRIBUTORS]
+    tensors = tensors.sort_values("most", ascending=False, kind="stable")
+    wide = flat(tensors.pivot(index=["most", *tensor], columns="cell", values=["mib", "share"]))
     names = dict.fromkeys(line["cell"] for line in lines)
     groups = {cell: {"MiB": f"{{mib {cell}:sig}}", "share": f"{{share {cell}}}"} for cell in names}
     columns = {"": {name: f"{{{name}}}" for name in tensor}, **groups}

@@ -7,7 +7,7 @@ from pandas import DataFrame
 from cs336_systems.compare.speed import host_bound
 from cs336_systems.sizes import size_name
 from scripts.answers.nsys_profile.kinds import ASKED, longest, others, softmax
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, least_and_most, say, tell
+from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, count, least_and_most, say, tell
 from scripts.rendering.grid import NONE, Columns, grid
 from scripts.rendering.markup import Table
 from scripts.views.data import PRECISIONS, measured_gpu, reason, select, size_order, small_to_large
@@ -24,7 +24,7 @@ FORWARD: Columns = {
 }
 
 
-def answers(tables: Tables) -> Found:
+def answers(tables: Tables) -> Answers:
     """The section's answers."""
     table = tables["kernel_profile"]
     close = profiled_closely(table)
@@ -55,20 +55,20 @@ def forward_passes(here: DataFrame, end_to_end: DataFrame) -> DataFrame:
     rows = rows[rows["metric"].isin(metrics)].pivot(index=keys, columns="metric", values="mean")
     timed = select(steady(step_table(end_to_end)), compiled=False, attention="plain", mode="inference")
     timed = timed.set_index(keys)[["forward", "host_bound"]].rename(columns={"host_bound": "elsewhere"})
-    found = small_to_large(rows.reindex(columns=metrics).dropna().join(timed).reset_index())
+    passes = small_to_large(rows.reindex(columns=metrics).dropna().join(timed).reset_index())
     if not here["gpu"].any():
-        return found.assign(share=None, host_bound=False)
-    bound = host_bound(found["stage"], found["stage_busy"]) | found["elsewhere"].eq(True)
-    return found.assign(share=found["stage_busy"] / found["stage"], host_bound=bound)
+        return passes.assign(share=None, host_bound=False)
+    bound = host_bound(passes["stage"], passes["stage_busy"]) | passes["elsewhere"].eq(True)
+    return passes.assign(share=passes["stage_busy"] / passes["stage"], host_bound=bound)
 
 
-def forward_time(found: DataFrame, close: DataFrame, unit: str) -> Answer:
+def forward_time(passes: DataFrame, close: DataFrame, unit: str) -> Answer:
     """Sub-question (a): the forward pass by the trace, by events and by another experiment's timer."""
-    on_gpu, bound = unit == "kernel", found["host_bound"].astype(bool)
-    steady_cells, row = found[~bound], close.iloc[0]
+    on_gpu, bound = unit == "kernel", passes["host_bound"].astype(bool)
+    steady_cells, row = passes[~bound], close.iloc[0]
     gap = ((steady_cells["stage"] - steady_cells["forward"]).abs() / steady_cells["forward"]).dropna()
     quoted = select(steady_cells, size=row["size"])
-    facts = Facts(row=row, gap=least_and_most(gap), bound=int(bound.sum()) or None, all=len(found))
+    facts = Facts(row=row, gap=least_and_most(gap), bound=int(bound.sum()) or None, all=len(passes))
     return Answer(
         asked=ASKED["forward"],
         verdict=facts.say(
@@ -82,7 +82,7 @@ def forward_time(found: DataFrame, close: DataFrame, unit: str) -> Answer:
             cells=count(len(gap), "device-bound cell" if on_gpu else "cell"),
         ),
         evidence=Captioned(
-            grid(found, {title.replace("kernel", unit): column for title, column in FORWARD.items()}, text_columns=2),
+            grid(passes, {title.replace("kernel", unit): column for title, column in FORWARD.items()}, text_columns=2),
             f"Forward pass of inference at context {row['context']}: by the trace, by a clock around the stage "
             f"without the profiler (means), "
             "and by the host's timer in another process (end_to_end, median).",
@@ -106,10 +106,10 @@ def forward_time(found: DataFrame, close: DataFrame, unit: str) -> Answer:
 
 def training(close: DataFrame, plain: DataFrame, unit: str) -> Answer:
     """Sub-question (d): each category's share of inference and of the training step."""
-    found = {
+    times = {
         name: [shares(kernels(close, precision=name, mode=mode)) for mode in MODES_PROFILED] for name in PRECISIONS
     }
-    whole = {name: both for name, both in found.items() if all(both)}
+    whole = {name: both for name, both in times.items() if all(both)}
     facts = Facts(unit=unit, label=close["label"].iloc[0], context=int(close["context"].iloc[0]))
     return Answer(
         asked=ASKED["training"],

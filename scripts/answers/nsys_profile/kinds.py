@@ -60,9 +60,9 @@ def leaders(rows: DataFrame) -> DataFrame:
     """The kernel with the most time in each cell: its `shown` name, `category`, `calls`, and `share` of the time."""
     named = rows[~rows["kernel"].str.startswith(TOGETHER).astype(bool)]
     sums = named.groupby([*CELL, "kernel"], as_index=False).agg({"category": "first", "calls": "sum", "ms": "sum"})
-    found = sums.sort_values("ms", ascending=False, kind="stable").drop_duplicates(CELL)
-    share = found.set_index(CELL)["ms"] / rows.groupby(CELL)["ms"].sum()
-    return found.assign(shown=found["kernel"].map(readable)).join(share.rename("share"), on=CELL)
+    longest = sums.sort_values("ms", ascending=False, kind="stable").drop_duplicates(CELL)
+    share = longest.set_index(CELL)["ms"] / rows.groupby(CELL)["ms"].sum()
+    return longest.assign(shown=longest["kernel"].map(readable)).join(share.rename("share"), on=CELL)
 
 
 def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
@@ -186,10 +186,10 @@ def attention_times(here: DataFrame) -> DataFrame:
     matmuls = select(forward[forward["range"].isin(["scores", "final product"])], category="matmul")
     parts = {"softmax": select(inside, category="softmax"), "inside": inside, "matmuls": matmuls}
     keys = [*CELL, "batch_size", "context"]
-    found = DataFrame({name: rows.groupby(keys)["ms"].sum() for name, rows in parts.items()}).dropna().reset_index()
-    found["time"] = found["softmax"] / found["matmuls"]
-    found["flops"] = list(map(flop_ratio, found["size"], found["batch_size"], found["context"]))
-    return small_to_large(found)
+    times = DataFrame({name: rows.groupby(keys)["ms"].sum() for name, rows in parts.items()}).dropna().reset_index()
+    times["time"] = times["softmax"] / times["matmuls"]
+    times["flops"] = list(map(flop_ratio, times["size"], times["batch_size"], times["context"]))
+    return small_to_large(times)
 
 
 def flop_ratio(size: str, batch: int, context: int) -> float:
@@ -201,9 +201,9 @@ def flop_ratio(size: str, batch: int, context: int) -> float:
 
 def softmax(here: DataFrame, close: DataFrame) -> Answer:
     """Sub-question (e): softmax against the two matmuls inside attention, in time and in FLOPs."""
-    found = attention_times(here)
-    quoted = select(found, size=close["size"].iloc[0])
-    longer = select(found, precision="bf16")["time"] > 1
+    times = attention_times(here)
+    quoted = select(times, size=close["size"].iloc[0])
+    longer = select(times, precision="bf16")["time"] > 1
     return Answer(
         asked=ASKED["softmax"],
         verdict=say(
@@ -219,7 +219,7 @@ def softmax(here: DataFrame, close: DataFrame) -> Answer:
             row=one(quoted, precision="fp32") if len(quoted) > 1 else None,
         ),
         evidence=Captioned(
-            grid(found.assign(ratio=found["time"] / found["flops"]), SOFTMAX, text_columns=2),
+            grid(times.assign(ratio=times["time"] / times["flops"]), SOFTMAX, text_columns=2),
             f"Attention in the forward pass of inference, context {here['context'].iloc[0]}: the softmax alone, "
             "everything in its range, and the two matmuls. FLOPs: 5 per score for the softmax, 4 d for the matmuls, "
             "with heads of width d.",
