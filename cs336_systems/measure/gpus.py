@@ -239,12 +239,12 @@ def listed(name: str) -> Gpu:
     """Look up the GPU model for a driver's or a user's name: "RTX 4090", "rtx4090", "A100 40GB PCIe".
 
     Raises:
-        ValueError: the name matches none or several; the sentence lists similar models.
+        ValueError: the name matches none or several; the sentence lists similar models, or else all.
     """
     meant = candidates(name)
     if len(meant) == 1:
         return meant[0]
-    allowed = " or ".join(near(name)) or "one with an entry in cs336_systems/measure/gpus.py"
+    allowed = " or ".join(near(name)) or ", ".join(re.sub("^(GeForce|Tesla) ", "", gpu.names[0]) for gpu in GPUS)
     raise ValueError(f"the GPU is {name!r}; allowed: {allowed}")
 
 

@@ -120,7 +120,7 @@ def test_the_fastest_way_that_fits_is_the_answer(capsys):
     [
         ("--gpus 0", "gpus is 0"),
         ("--gpu A100-80GB", "the GPU is 'A100-80GB'; allowed: NVIDIA A100-SXM4-80GB or NVIDIA A100 80GB PCIe"),
-        ("--gpu MI250", "the GPU is 'MI250'; allowed: one with an entry in"),
+        ("--gpu MI250", "the GPU is 'MI250'; allowed: V100-SXM2-16GB, "),
         ("--size gigantic", "size is 'gigantic'; allowed: "),
         ("--size odd:d_model=100,d_ff=10,num_layers=1,num_heads=3", "num_heads is 3, which does not divide"),
         ("--size none:d_model=0,d_ff=10,num_layers=1,num_heads=1", "d_model is 0; allowed: whole numbers from 1"),
