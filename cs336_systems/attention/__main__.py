@@ -27,7 +27,7 @@ SMALLEST_ERROR = 1e-6
 
 def main() -> None:
     """Print the machine, a table of kernels, and, if requested, their errors."""
-    parser = argparse.ArgumentParser(prog="python -m cs336_systems.attention", description=__doc__)
+    parser = argparse.ArgumentParser(prog="cs336-systems attention", description=__doc__)
     parser.add_argument("--test", action="store_true", help="compare output and gradients with float64")
     test = parser.parse_args().test
     on_gpu = torch.cuda.is_available()

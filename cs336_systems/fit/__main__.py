@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> None:
     """Parse a command line and print the answer; exits with status 2 and one sentence on bad input."""
     command = tyro.cli(
         Command,
-        prog="python -m cs336_systems.fit",
+        prog="cs336-systems fit",
         args=list(arguments),
         description=Question.__doc__,
         config=(tyro.conf.FlagCreatePairsOff,),

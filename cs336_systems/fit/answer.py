@@ -105,7 +105,7 @@ class Answer:
             "± ": within(way.memory_error),
             **{title: f"{size / GB:.1f}" for title, size in parts.items()},
             "rest": f"{(way.total - sum(parts.values())) / GB:.1f}",
-            "ms": f"{bound}{1e3 * way.seconds:.3g}",
+            "ms": f"{bound}{three_digits(1e3 * way.seconds)}",
             "±": self._time_error(way),
             f"{self.unit}/s": three_digits(self.tokens_per_second(way)),
         }
@@ -166,10 +166,10 @@ def within(error: Error | None) -> str:
 
 
 def three_digits(number: float) -> str:
-    """A rate with three significant digits, in thousands if that is shorter.
+    """A number with three significant digits.
 
-    >>> three_digits(5312), three_digits(24_900), three_digits(87.2)
-    ('5 310', '24 900', '87')
+    >>> three_digits(24_949), three_digits(999.6), three_digits(87.24)
+    ('24 900', '1 000', '87.2')
     """
-    digits = max(0, len(f"{number:.0f}") - 3)
-    return f"{round(number, -digits):,.0f}".replace(",", " ")
+    rounded = float(f"{number:.3g}")
+    return f"{rounded:,.0f}".replace(",", " ") if rounded >= 100 else f"{rounded:g}"
