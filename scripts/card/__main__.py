@@ -39,7 +39,7 @@ if __name__ == "__main__":
         verdict = write_card(csvs, folder)
     except ValueError as error:
         sys.exit(str(error))
-    print(f"{verdict.outcome}: {verdict.sentence}")
+    print(verdict.sentence if verdict.findings else f"{verdict.outcome.capitalize()}. {verdict.sentence}")
     for finding in verdict.findings:
         print(f"  {finding.cause}: {finding.numbers}")
     print(f"The card is {folder / 'card.pdf'} and {folder / 'card.html'}.")

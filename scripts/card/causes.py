@@ -82,7 +82,7 @@ def neighbour(facts: Facts) -> Iterator[Explanation]:
     busy, others = number(facts, "idle_utilization") or 0.0, number(facts, "other_processes") or 0
     if busy >= BUSY:
         who = f"{others:.0f} other process{'es' * (others != 1)} on it; " if others else ""
-        yield "neighbour", f"{who}busy for {percent(busy / 100)} of a second in which nothing was measured"
+        yield "neighbour", f"{who}{percent(busy / 100)} busy before anything ran"
 
 
 def explain(facts: Facts, slow: Sequence[Line]) -> Iterator[Explanation]:

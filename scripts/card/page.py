@@ -20,7 +20,7 @@ TITLES = {
 }
 UNITS = {"launches": (1e6, "M/s"), "training": (1e3, "k tokens/s")}
 """Units in which an instrument's rates are shown: a divisor, and the resulting unit."""
-CPU_UNITS = UNITS | {"matmul": (1e-3, "GFLOP/s"), "attention": (1e-3, "GFLOP/s")}
+CPU_UNITS = {"launches": UNITS["launches"], "matmul": (1e-3, "GFLOP/s"), "attention": (1e-3, "GFLOP/s")}
 FACTS = {
     "name": "name",
     "driver": "driver",
@@ -100,7 +100,7 @@ def tiles(lines: Iterable[Line]) -> Iterator[Tile]:
 
 
 def rates(lines: Iterable[Line], *, several: bool) -> Table:
-    """The rates of all workloads; with several GPUs, the slowest one's."""
+    """The rates of all workloads, without empty columns; with several GPUs, the slowest one's."""
     slowest: dict[Key, Line] = {}
     for line in lines:
         if line.value:
@@ -112,7 +112,10 @@ def rates(lines: Iterable[Line], *, several: bool) -> Table:
         rows += [row_of(line, several=several) for line in of_this]
     columns = ["work", "throttle reasons", *(["slowest GPU", "of others"] if several else [])]
     columns += ["rate", "± %", "reference", "share", "MHz", "W", "°C"]
-    return Table(columns, rows, text_columns=2)
+    values = [row for row in rows if row[1:]]
+    filled = [column for column in range(len(columns)) if not values or {row[column] for row in values} - {"", "–"}]
+    rows = [[row[column] for column in filled] if row[1:] else row for row in rows]
+    return Table([columns[column] for column in filled], rows, text_columns=sum(column < 2 for column in filled))
 
 
 def row_of(line: Line, *, several: bool) -> list[str]:

@@ -13,6 +13,7 @@ from cs336_systems.record.rows import make_row
 from scripts.card.__main__ import write_card
 from scripts.card.checks import possible
 from scripts.card.lines import RATES, lines_of
+from scripts.card.page import context
 from scripts.card.record import read_cards, read_run
 from scripts.card.verdict import decide, decide_in_order
 from tests.samples import ROOT, provenance
@@ -211,6 +212,13 @@ def test_an_unknown_gpu_cannot_be_decided():
     verdict = decide(rows, REFERENCES)
     assert (verdict.outcome, verdict.findings) == ("cannot be decided", [])
     assert causes(decide(planted(facts={"idle_utilization": "80"}, rows=rows))) == {("slowed", "neighbour")}
+
+
+def test_a_cpus_table_has_no_columns_of_a_driver():
+    rows = [row.model_copy(update={"gpu": "", "about": "", "device": ""}) for row in ROWS if row.metric in RATES]
+    table = context(decide(rows), "")["rates"]
+    assert table.columns == ["work", "rate", "± %"]
+    assert {len(row) for row in table.rows} == {1, 3}
 
 
 def test_the_card_is_written_as_two_pages_and_a_page(tmp_path, monkeypatch):
