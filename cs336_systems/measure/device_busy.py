@@ -20,7 +20,7 @@ def device_busy(phases: Mapping[str, Callable[[], None]], device: torch.device) 
     Runs the step once more. `launches` counts kernels, copies and fills.
     """
     if device.type != "cuda":
-        return [skipped("device_busy", "ms", "only a CUDA device works asynchronously to the host")]
+        return [skipped("device_busy", "ms", "only CUDA devices run asynchronously to the host")]
     activity = device_activity(phases, device)
     if not any(activity.values()):
         return [skipped("device_busy", "ms", "the profiler recorded no kernel")]

@@ -132,7 +132,7 @@ def host_overhead(known: DataFrame) -> Answer:
             short=slow["device"].median(),
             long=fast["device"].median(),
         ),
-        missing="Not measured: launches are counted on GPUs only.",
+        missing="Not measured: kernel launches are counted on GPUs only.",
     )
 
 

@@ -21,8 +21,8 @@ def answers(tables: Tables) -> Answers:
     wrappers = compared_wrappers(contenders(DataParallelTraining, tables["data_parallel"]))
     why = missing(tables["data_parallel"])
     if len(wrappers):
-        bound = ", device-bound" * bool(wrappers["gpu"].iloc[0])
-        why = f"Cannot be decided: no steady{bound} step without communication."
+        bound = " or is host-bound" * bool(wrappers["gpu"].iloc[0])
+        why = f"Cannot be decided: the step without communication varies too much{bound}."
     cell = select(wrappers, processes=wrappers["processes"].max())
     best = fastest(cell, list(OURS))
     trained = best if best is not None and best["gpu"] and best["precision"] == "bf16" else None

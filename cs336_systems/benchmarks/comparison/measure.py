@@ -16,7 +16,7 @@ from cs336_systems.measure.memory import Unavailable
 from cs336_systems.record.measurement import Measurement, skipped
 
 ON_CUDA = {
-    "device_busy": "only a CUDA device works asynchronously to the host",
+    "device_busy": "only CUDA devices run asynchronously to the host",
     "allocated": "PyTorch counts memory in use only on CUDA devices",
     "peak_memory": "PyTorch counts peak memory only on CUDA devices",
 }

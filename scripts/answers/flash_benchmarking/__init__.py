@@ -7,7 +7,7 @@ from scripts.answers.flash_benchmarking.leaderboard import by_handout, leaderboa
 from scripts.answers.flash_benchmarking.peers import peers
 from scripts.rendering.answer import Answers, Tables, say
 from scripts.rendering.markup import Tile, Typst, milliseconds, times
-from scripts.views.attention_calls import availability, our_implementation, titles
+from scripts.views.attention_calls import OURS, availability, our_implementation, titles
 from scripts.views.attention_times import call_table
 from scripts.views.data import select
 from scripts.views.own import own_rows
@@ -18,12 +18,13 @@ def answers(tables: Tables) -> Answers:
     table, ablations, steps = tables["flash"], tables["flash_ablation"], tables["end_to_end"]
     measured, cells = not availability(table), call_table(table)
     ours, names = our_implementation(table), titles(table)
+    title = "our attention" if ours == OURS else "our tiled PyTorch"
     own = dict.fromkeys(table[own_rows(table)]["implementation"])
     return {
         "measured": measured,
-        "on_gpu": ours == "triton",
+        "on_gpu": ours == OURS,
         "rep": int(table["rep"].min()) if measured else None,
-        "against_plain": against_plain(table, cells, ours, "our attention", "ours"),
+        "against_plain": against_plain(table, cells, ours, title, "ours"),
         "peers": peers(table, cells),
         "leaderboard": leaderboard(table, cells, ablations),
         "in_the_model": in_the_model(steps),
