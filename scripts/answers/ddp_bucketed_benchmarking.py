@@ -86,8 +86,8 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
         reason=facts.say(
             "Best in other settings: {others:listing}.",
             same_calls(asked),
-            "The calls explain little ({slowed[cell]}): at {best[bucket_mb]} MB {slowed[exposed]:ms} are exposed, and "
-            "in the profiled step compute takes {slowed[stretched]:ms} longer next to NCCL's kernels.",
+            "The number of calls explains little ({slowed[cell]}): at {best[bucket_mb]} MB {slowed[exposed]:ms} are "
+            "exposed, and in the profiled step compute takes {slowed[stretched]:ms} longer.",
             "Buckets of several gradients are copies: {large[bucket_mb]} MB buckets take "
             "{large[peak_memory] - small[peak_memory]:gib} more memory than {small[bucket_mb]} MB.",
             *(duel.speed.sentence("bucketed at its best", "overlapped", f"({duel.cell})") for duel in over[:1]),
@@ -103,8 +103,9 @@ def same_calls(sizes: DataFrame) -> Typst:
         for calls, same in sizes.dropna(subset="messages").groupby("messages", sort=False)
     ]
     return say(
-        "These sizes make {calls:listing} calls: all gradients take {row[communicated]:size}, and none is sent in "
-        "pieces.",
+        "The {number} sizes make {calls:listing} calls: all gradients take {row[communicated]:size}, and none is sent "
+        "in pieces.",
+        number=len(sizes),
         calls=calls,
         row=sizes.iloc[0],
     )
@@ -144,7 +145,7 @@ def model(all_reduce: DataFrame, rows: DataFrame) -> Answer:
         reason=facts.say(
             "Here s = {asked[communicated]:size}; the line through the all-reduces of {asked[processes]} processes "
             "gives w = {asked[bandwidth]:GB/s} and o = {asked[call]:µs}.",
-            "The model ignores that compute slows down next to communication, by {slowed[stretched]:ms} in "
-            "the profiled step.",
+            "The model ignores that compute takes longer than without communication, by {slowed[stretched]:ms} in the "
+            "profiled step.",
         ),
     )

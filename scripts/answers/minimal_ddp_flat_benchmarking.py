@@ -22,7 +22,7 @@ def answers(tables: Tables) -> Answers:
         ],
         reason=[
             "{difference}",
-            "It makes one call in place of {other[messages]:whole}, and copies the gradients into one tensor.",
+            "It makes one call instead of {other[messages]:whole}, and copies the gradients into one tensor.",
             "That tensor adds {own[peak_memory] - other[peak_memory]:gib} to the peak.",
             "Neither wrapper communicates before the backward pass is over.",
         ],

@@ -111,7 +111,8 @@ def _outcome(duel: Duel) -> Typst:
 
 def against_baseline(row: Series, who: str) -> Typst:
     """The parts of a contender's profiled step beyond the one without communication."""
-    return difference(row, dict.fromkeys(PARTS, 0.0), who, "the step without communication")
+    against = f"the step without communication ({row['cell']})"
+    return difference(row, dict.fromkeys(PARTS, 0.0), who, against)
 
 
 def difference(row: Series, other: Series | Mapping[str, float], who: str, against: str) -> Typst:
