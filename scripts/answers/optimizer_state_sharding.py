@@ -27,7 +27,7 @@ def answers(tables: Tables) -> Answers:
         missing=missing(table),
         verdict=say("The fullest rank holds {share} of the state.", share=share_with(ours)),
         more=say(
-            "That is {share} of it ({label}, {ranks}).",
+            "It holds {share} of the state of {label} on {ranks}.",
             "With PyTorch's `ZeroRedundancyOptimizer` it holds {theirs}.",
             "With yours it holds {own}.",
             share="" if fullest is None else f"{fullest['most_share']:.2f} %",

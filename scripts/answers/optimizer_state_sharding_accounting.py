@@ -86,7 +86,7 @@ def memory_answer(table: DataFrame) -> Answer:
     asked = first_cell(held)
     whole, own, both = (one(asked, contender=name) for name in (UNSHARDED, HANDOUT, GRADIENTS))
     cell = first(asked)
-    rest = select(asked, family=FOREIGN)["rest"].max()
+    rest, gradients = (select(asked, family=FOREIGN)[part].max() for part in ("rest", "gradients"))
     early = own is not None and own["passes"] > own["update"]
     facts = Facts(own=own, whole=whole, both=both, cell=cell, unit=unit)
     return Answer(
@@ -104,8 +104,8 @@ def memory_answer(table: DataFrame) -> Answer:
             grid(asked, {"": "{title}", **MOMENTS}),
             facts.say("Memory of the rank with most in use, in {unit}; {cell[cell]}."),
             legend={
-                "rest": "Rest: buckets that are copies, activations, the loss",
-                "closed form": "closed form: of our buckets only",
+                "rest": "Rest: buckets that are copies, workspaces of cuBLAS, the allocator's rounding",
+                "closed form": "closed form: known for our buckets only",
             },
         ),
         reason=say(
@@ -117,10 +117,10 @@ def memory_answer(table: DataFrame) -> Answer:
                 "are freed before the update.",
                 "",
             ),
-            f"PyTorch's `DistributedDataParallel`, behind which its optimizer runs, keeps up to {{rest:{unit}}} of "
-            "copied gradients in buckets, unless gradients are views of the buckets.",
+            f"PyTorch's `DistributedDataParallel`, behind which its optimizer runs, keeps copies of all gradients "
+            f"({{copied:{unit}}}) in buckets, unless gradients are views of the buckets.",
             error=(asked["peak"] / asked["predicted_peak"] - 1).abs().max(),
-            rest=rest if rest > 0.1 * asked["gradients"].max() else None,
+            copied=gradients if rest > gradients else None,
         ),
     )
 
@@ -224,7 +224,7 @@ def zero_answer() -> Answer:
         ),
         more=facts.say(
             "By closed form each of {ranks} ranks holds {state:GiB} of training state and sends {sent:GB} per step, "
-            "not {zero:GB} ({size} in fp32)."
+            "ZeRO {zero:GB} ({size} in fp32)."
         ),
         evidence=Captioned(
             schemes_table(RANKS),

@@ -196,7 +196,7 @@ def test_the_fullest_rank_is_that_with_most_state_whatever_else_it_has():
     )
     answer = optimizer_state_sharding.answers(tables)["evenness"]
     assert "at most 25 % more than an equal share" in plain(answer.verdict)
-    assert "62.50 % of it (xl, 2 GPUs)" in plain(answer.more)
+    assert "62.50 % of the state of xl on 2 GPUs" in plain(answer.more)
 
 
 def leaderboard(*parts, **changes):
