@@ -88,10 +88,9 @@ def weak_scaling(wrappers: DataFrame, best: Series | None, why: str) -> Answer:
     return Answer(
         asked="Weak scaling",
         missing=why,
-        verdict=facts.say("Weak scaling reaches {cells:listing} {noun} with {wrapper}."),
+        verdict=facts.say("Weak scaling of {best[label]} reaches {cells:listing} {noun} with {wrapper}."),
         more=facts.say(
-            "Measured on {best[label]} ({setting}) against the same step without communication; PyTorch's DDP reaches "
-            "{others:listing}."
+            "Measured against the same step without communication ({setting}); PyTorch's DDP reaches {others:listing}."
         ),
         evidence=["weak_scaling"] if best["gpu"] else [],
         details=[] if best["gpu"] else ["weak_scaling"],

@@ -83,7 +83,7 @@ def pytorch(table: DataFrame, rows: DataFrame, comparisons: list[Duel]) -> Answe
         asked="Against fully_shard",
         verdict=asked.speed.sentence("FSDP (ours)", theirs(asked.other), f"({asked.cell})"),
         more=facts.say(
-            "Its peak memory is {own[memory]:gib}, theirs {theirs[memory]:gib}.",
+            "Its peak memory is {own[memory]:gib}, against {theirs[memory]:gib}.",
             yours(select(rows, cell=asked.cell), {"FSDP (ours)": OURS}),
         ),
         evidence=Captioned(
@@ -125,10 +125,8 @@ def whole(table: DataFrame, rows: DataFrame) -> Answer:
         missing="Peak memory is counted on GPUs only.",
         verdict=facts.say("FSDP takes {own[memory]:gib} per rank, data parallelism {other[memory]:gib} ({own[cell]})."),
         more=facts.say(
-            "FSDP's step is "
-            + tell(gain.faster, less, more, "on par with")
-            + " data parallelism's: {own[median]:ms}, not "
-            "{other[median]:ms}."
+            "FSDP's step is " + tell(gain.faster, less, more, "on par with") + " data parallelism's: {own[median]:ms} "
+            "against {other[median]:ms}."
             if gain.faster is not None or gain.verdict == SAME
             else "",
             "Sharding only the optimizer state takes {state[memory]:gib} and {state[median]:ms}.",

@@ -74,13 +74,13 @@ def saving(table: DataFrame, rows: DataFrame) -> Answer:
     return Answer(
         asked="(a) Memory saved",
         verdict=facts.say(
-            f"FSDP should save {{whole[kept] - own[kept]:{unit}}} per rank between steps and {{peak}} at the peak.",
+            f"FSDP should save {{whole[kept] - own[kept]:{unit}}} between steps and {{peak}} at the peak "
+            "({own[cell]}).",
             peak=peak,
         ),
         more=facts.say(
             f"It saves {{whole[between_steps] - own[between_steps]:{unit}}} and "
-            f"{{whole[peak_memory] - own[peak_memory]:{unit}}} (_{{own[title]}}_ against _{{whole[title]}}_, "
-            "{own[cell]})."
+            f"{{whole[peak_memory] - own[peak_memory]:{unit}}} (_{{own[title]}}_ against _{{whole[title]}}_)."
         ),
         missing="Not measured: no fp32 cell has both our FSDP and training without sharding.",
         evidence=Captioned(
@@ -110,11 +110,10 @@ def in_time(table: DataFrame, rows: DataFrame) -> Answer:
         missing=not_profiled(table, rows),
         verdict=facts.say(
             tell(first, "Yes, except at the start:" if len(late) else "Yes:", "No:")
-            + " {late} of {blocks} units wait for weights, {own[late]:ms} of a forward pass of "
-            "{own[forward_length]:ms}."
+            + " {late} of {blocks} units wait for weights, {own[late]:ms} in total ({own[cell]})."
         ),
         more=facts.say(
-            "Measured with _{own[title]}_, {own[cell]}.",
+            "The profiled forward pass takes {own[forward_length]:ms} (_{own[title]}_).",
             "Cannot be decided for {cells:listing}: host-bound.",
             cells=list(passes[passes["host_bound"].astype(bool)]["cell"].unique()),
         ),
@@ -129,7 +128,7 @@ def in_time(table: DataFrame, rows: DataFrame) -> Answer:
         reason=say(
             "The first weights always come late, since no compute runs before them." if len(late) else "",
             "In other settings the pass waits for {others:listing}.",
-            NOTHING if own is None else against_baseline(own, f"{own['title']} ({own['cell']})"),
+            NOTHING if own is None else against_baseline(own, own["title"]),
             others=others,
         ),
     )

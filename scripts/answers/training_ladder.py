@@ -58,7 +58,7 @@ RUNG: Columns = {
     "rung": "{title}",
     "step / ms": "{step:.2f}",
     "p20–p80": "{p20:.2f}–{p80:.2f}",
-    "n": "{n:.0f}",
+    "steps": "{n:.0f}",
     "busy / ms": "{device_busy:.2f}",
     "launches": "{launches:.0f}",
     "× parts": "{over:.2f}",
@@ -80,7 +80,7 @@ WRAPPED: Columns = {
     "CUDA graph": "{replayed}",
     "ms": "{step:sig}",
     "p20–p80": "{p20:.0f}–{p80:.0f}",
-    "n": "{n:.0f}",
+    "steps": "{n:.0f}",
     "tokens/s": "{tokens:.0f}",
     "peak / GiB": "{peak_memory:GiB}",
 }
@@ -142,8 +142,8 @@ def how_fast(table: DataFrame, rungs: DataFrame, extremes: list[DataFrame], miss
             f"the first version{' that fits' if lost else ''} (_{{begin[title]}}_).",
         ),
         reason=facts.say(
-            "In steady state it draws {watts:whole} W.",
-            "The first steps, on a cooler GPU, take {first}.",
+            "The step is timed in steady state, at {watts:whole} W.",
+            "The first steps take {first}.",
             "These are the first {cool:whole} steps, on a cool GPU; at the power limit later steps are slower.",
             "Timed alone in the same job (@fig-ladder), the parts of a bf16 step take {parts[floor]:ms}: matmuls "
             "{parts[matmuls]:ms}, attention {parts[attention]:ms}, the update {parts[update]:ms}, and norms and the "
@@ -210,7 +210,7 @@ def sizes(rungs: DataFrame, extremes: list[DataFrame]) -> Answer:
             *(shape_of(row) for _, row in best.drop_duplicates("size").iterrows()),
             in_fp8(rungs, fastest(extremes[-1])) if extremes else "",
             "Others publish 57 % of the peak (LLMQ, Qwen2.5 3B on one H100 @schultheis2026) and 39 % (torchtitan, "
-            "Llama 3.1 8B on eight H100s at 500 W @torchtitan2024).",
+            "Llama 3.1 8B on eight H100s at 500 W, with attention counted in full @torchtitan2024).",
         ),
     )
 
@@ -353,8 +353,8 @@ def learning(table: DataFrame) -> Answer:
         verdict=facts.say(
             tell(
                 alike,
-                "All {rungs} rungs after fp32 learn like it, within the spread of its seeds.",
-                "Not all of {rungs} rungs after fp32 end within the spread of its seeds.",
+                "All {rungs} rungs after fp32 reach its loss, within the spread of its seeds.",
+                "Not all of {rungs} rungs after fp32 reach its loss, within the spread of its seeds.",
             )
         ),
         more=facts.say(
@@ -365,8 +365,8 @@ def learning(table: DataFrame) -> Answer:
             ),
         ),
         reason=facts.say(
-            "A small model learns a Markov chain, in fp32 with {exact[n]:whole} seeds: ± is one standard deviation, "
-            "the spread {scatter} of them.",
+            "A small model learns a Markov chain, in fp32 from {exact[n]:whole} seeds, otherwise from the first. ± is "
+            "one standard deviation; the spread is {scatter} of them.",
             "The first step's gradients differ from fp32's by {errors:span percent}.",
             "FP8 ends at {loss} nat, and its first gradients differ by {fp8[error]:percent}.",
             fp8=fp8,
