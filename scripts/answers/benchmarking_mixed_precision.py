@@ -19,6 +19,7 @@ COMPONENTS = {
     "loss": "loss",
     "gradients": "gradients",
 }
+SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 BOTH = "forward + backward"
 """The passes by which precisions are compared: the optimizer works on fp32 weights in both."""
 EAGER = {"compiled": False, "attention": "plain"}
@@ -86,7 +87,10 @@ def data_types(dtypes: DataFrame) -> Answer:
             ),
             lowered=list(lowered["title"]),
         ),
-        more=say("LayerNorm's output is {dtype} under autocast to fp16.", dtype=dtypes.loc["norm_output", "fp16"]),
+        more=say(
+            "LayerNorm returns {kinds:listing}.",
+            kinds=list(dict.fromkeys(dtypes.loc["norm_output", ["fp16", "bf16"]].map(SHORT))),
+        ),
         evidence=Captioned(
             grid(
                 dtypes,

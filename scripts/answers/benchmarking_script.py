@@ -87,7 +87,7 @@ def times(table: DataFrame, eager: DataFrame) -> Answer:
             times_table(plain, eager, context),
             f"Mean ± std of the timed steps, context {context} unless given.",
             legend={
-                "busy / %": "Busy: the device's share of the step",
+                "busy / %": "Busy: the share of the step in which the device works",
                 "*": "*: host-bound",
                 "†": "†: of the measured phases only",
                 NONE: f"{NONE}: not measured",
@@ -112,9 +112,9 @@ def host_overhead(known: DataFrame) -> Answer:
     return Answer(
         asked="(b) Host overhead",
         verdict=say(
-            "A launch takes {each:µs} on the host ({cells}, PyTorch eager).",
+            "Eager host-bound steps take {each:µs} per launch ({cells}).",
             each=slow["host"].median(),
-            cells=median_of(len(slow), "host-bound training step"),
+            cells=median_of(len(slow), "training step"),
         ),
         more=say(
             "{row[label]}'s step in bf16 has {row[launches]:whole} launches, on average {per_block:whole} per block.",
@@ -126,9 +126,8 @@ def host_overhead(known: DataFrame) -> Answer:
         ),
         evidence="host_costs",
         reason=say(
-            "The device waits after each kernel that is shorter than a launch. On average a kernel runs for "
-            "{short:µs} in host-bound steps and {long:µs} in device-bound ones (medians): short contexts, small models "
-            "and bf16 make kernels short.",
+            "A kernel of a host-bound step runs for {short:µs} on average, one of a device-bound step for {long:µs} "
+            "(medians of the steps): short contexts, small models and bf16 make kernels short.",
             short=slow["device"].median(),
             long=fast["device"].median(),
         ),
@@ -145,10 +144,11 @@ def variability(known: DataFrame) -> Answer:
     return Answer(
         asked="(b) Variability",
         verdict=say(
-            ("It is large" if typical > WIDE else "It is not small everywhere" if wide else "It is small")
+            ("In device-bound cells it is " if on_gpu else "It is ")
+            + ("large" if typical > WIDE else "not small everywhere" if wide else "small")
             + ": the std of a step is {typical:percent} of its mean ({cells}).",
             typical=typical,
-            cells=median_of(int((~bound).sum()), "device-bound cell" if on_gpu else "cell"),
+            cells=median_of(int((~bound).sum()), "cell"),
         ),
         more=say(
             "It exceeds {limit:percent} in {wide} of them.",
@@ -204,7 +204,7 @@ def warmup(table: DataFrame) -> Answer:
         else facts.say(
             tell(
                 not len(late),
-                "One warm-up step is enough: after it, the first timed step exceeds the slowest later one by at most "
+                "One warm-up step is enough: after it, no first timed step exceeds the slowest later one by more than "
                 "{limit:percent} ({runs}).",
                 "After warm-up, the first timed step still exceeds the slowest later one by more than {limit:percent} "
                 "in {late} of {runs} ({where:listing}).",

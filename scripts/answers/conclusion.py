@@ -63,7 +63,8 @@ def in_less_memory(ladder: DataFrame) -> Typst:
         "To save {whole[peak_memory] - state[peak_memory]:gib} per GPU, shard the optimizer: {state[step]:ms} per "
         "step, against {whole[step]:ms} with bucketed gradients ({whole[label]}, {whole[processes]} GPUs, bf16, "
         "no CUDA graph).",
-        "FSDP saves {whole[peak_memory] - weights[peak_memory]:gib} and takes {weights[step]:ms}.",
+        "FSDP, with compiled instead of fused blocks, saves {whole[peak_memory] - weights[peak_memory]:gib} and takes "
+        "{weights[step]:ms}.",
     )
 
 
@@ -100,7 +101,7 @@ def weak_scaling(wrappers: DataFrame, best: Series | None, why: str) -> Answer:
 
 def advice(ladder: DataFrame, best: Series | None, theirs: Series | None) -> Answer:
     """The recommended way to train on this machine: on several devices, or else on one GPU."""
-    graph = f" {GRAPH}," if best is not None and best["compiled"] else ""
+    graph = f", {GRAPH}" if best is not None and best["compiled"] else ""
     wrapper = "" if best is None else OURS[best["contender"]]
     where = "" if best is None else f"({best['cell']})"
     buckets = "" if best is None or not best["bucket_mb"] else f" ({best['bucket_mb']} MB buckets)"
@@ -110,7 +111,7 @@ def advice(ladder: DataFrame, best: Series | None, theirs: Series | None) -> Ans
         missing="Cannot be decided: no "
         + ("device-bound training step was measured." if measured_gpu({"": ladder}) else "GPU was measured."),
         verdict=facts.say(
-            "On several GPUs, train {best[label]} in {best[precision]}," + graph + " with _{wrapper}_ data parallelism."
+            "On several GPUs, use _{wrapper}_ data parallelism in {best[precision]}" + graph + " ({best[label]})."
         )
         or alone.say("Start with {must:listing}: without them, {label} does not fit.")
         or alone.say("Start with {most:listing}: nothing else shortens {label}'s step as much."),

@@ -21,6 +21,7 @@ def answers(tables: Tables) -> Answers:
         shortest=first(decided.sort_values("sequence")),
         row=first(longest),
         long=least_and_most(ratio_of_longest),
+        dimensions=list(map(str, sorted(set(longest["d"])))),
         there=[name for name in precisions if name in set(longest["precision"])],
     )
     return {
@@ -38,7 +39,9 @@ def answers(tables: Tables) -> Answers:
                 if len(pairs)
                 else ""
             ),
-            more=facts.say("At {row[sequence]} tokens it takes {long:span times} ({there:listing}).")
+            more=facts.say(
+                "At {row[sequence]} tokens it takes {long:span times} (d = {dimensions:listing}, {there:listing})."
+            )
             if len(decided) > len(longest)
             else "",
             reason=facts.say(

@@ -108,8 +108,9 @@ def measured(by_segment: DataFrame, steps: DataFrame) -> Answer:
             *(closed_form(by_segment, case["row"]) for case in cases[:1]),
             *(
                 say(
-                    "With {row[attention]} attention, a step then takes {row[step] / without[step]:times} as long as "
-                    "without checkpointing, whose peak is {without[peak] / row[peak]:times} as high.",
+                    "With {row[attention]} attention, the step with the lowest peak takes "
+                    "{row[step] / without[step]:times} the time of the one without checkpointing, which peaks "
+                    "{without[peak] / row[peak]:times} as high.",
                     **case,
                 )
                 for case in cases
@@ -148,7 +149,7 @@ def closed_form(by_segment: DataFrame, row: Series) -> Typst:
     return say(
         "Weights, gradients and AdamW's moments take {state:GiB} of the peak. A block saves {times:sig} times its "
         "input ({row[attention]})"
-        + (", so longer segments cost more memory than the inputs they save" if best == 1 else "")
+        + (", so longer segments need more memory, although fewer inputs are kept" if best == 1 else "")
         + "; the closed form's best length is {best}.",
         "Measured peaks (@fig-checkpoint_memory) differ from the closed form by at most {error:percent}.",
         times=block.saved_bytes / block.residual,

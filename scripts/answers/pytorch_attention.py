@@ -39,7 +39,7 @@ def times(table: DataFrame, cells: DataFrame) -> Answer:
         or facts.say("Plain attention fits into memory up to {cell[sequence]} tokens, the longest measured."),
         more=facts.say(
             "{where}, forward takes {forward:span ms} and backward {backward:span ms} (d = {d}).",
-            "The last doubling takes {growth:times} the time (d = {cell[d]}).",
+            "Doubling the tokens takes {growth:times} the time (d = {cell[d]}).",
             "Up to {most:whole} tokens {which} host-bound.",
             where="There" if lost is None else facts.say("At {cell[sequence]} tokens"),
             growth=growth(cells),

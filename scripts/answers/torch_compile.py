@@ -71,12 +71,12 @@ def attention(table: DataFrame) -> Answer:
         )
         or say("Cannot be decided: in every cell, compiled or eager is host-bound."),
         more=facts.say(
-            "Both passes together, compiled attention is slower in {losses} of {all}.",
+            "Compiled attention takes less time in {wins} of {all} (both passes together).",
             "Compiling lowers the peak at {row[sequence]} tokens and d = {row[d]} from {row[peak_memory eager]:gib} to "
             "{row[peak_memory compiled]:gib}."
             if lowers
             else "",
-            losses=int((decided["gain"] < 1).sum()) or "none",
+            wins=int((decided["gain"] > 1).sum()) or "none",
             all=count(len(decided), "device-bound shape" if measured(pairs["device_busy eager"].max()) else "shape"),
         ),
         evidence=Captioned(

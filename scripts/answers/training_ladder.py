@@ -116,7 +116,7 @@ def tiles(section: Answers) -> list[Tile]:
     best, begin = fastest(ladder), ladder.iloc[0]
     meaning = say(
         "the fastest step of {model}: {best[utilization]:percent} of the bf16 peak, {begin[step] / best[step]:times} "
-        "as fast as the first version that fits ({begin[title]}; {best[batch_size]} × {best[context]} tokens)",
+        "as fast as the first version ({begin[title]}; {best[batch_size]} × {best[context]} tokens)",
         model=sized(best),
         best=best,
         begin=begin,
@@ -281,7 +281,7 @@ def advice(table: DataFrame, rungs: DataFrame, extremes: list[DataFrame]) -> Ans
     facts = Facts(
         size=None if ladder is None else ladder["label"].iloc[0],
         worth=WORTH,
-        saved=[milliseconds(row["gain"]) for row in order[:start]],
+        saved=[saving(row) for row in order[:start]],
         must=italic(must),
         instead=None if ladder is None else compiled_gain(ladder),
     )
@@ -293,12 +293,10 @@ def advice(table: DataFrame, rungs: DataFrame, extremes: list[DataFrame]) -> Ans
         more=facts.say(
             "They save {saved:listing}.",
             "Then add what saves at least {worth:percent} of the fastest step: {order:listing}.",
-            order=[say("_{row[title]}_ ({row[gain]:ms})", row=row) for row in order[start:]],
+            order=[say("_{row[title]}_ ({saved})", row=row, saved=saving(row)) for row in order[start:]],
         ),
         reason=facts.say(
-            "The saving of _fused passes and loss_ is over eager blocks; over these, compiled ones save {instead:ms}."
-            if "fused" in {row["rung"] for row in order}
-            else "",
+            "Compiled blocks save {instead:ms} over eager blocks." if "fused" in {row["rung"] for row in order} else "",
             NOTHING if ladder is None else instead_of_the_compiler(ladder),
             "Removing a single rung from the full ladder of {size} costs {left:listing}.",
             "Without fused passes, blocks are compiled." if RUNGS["fused"].title in left else "",
@@ -307,6 +305,11 @@ def advice(table: DataFrame, rungs: DataFrame, extremes: list[DataFrame]) -> Ans
             together=italic([title for title, cost in left.items() if cost > least and title not in known]),
         ),
     )
+
+
+def saving(row: Series) -> Typst:
+    """The time that a rung saves, over eager blocks if it replaces the compiler."""
+    return say("{row[gain]:ms}" + (" over eager blocks" if row["rung"] == "fused" else ""), row=row)
 
 
 def compiled_gain(ladder: DataFrame) -> float | None:

@@ -73,14 +73,13 @@ def draw_time(axes: Axes, data: DataFrame) -> None:
     """Median step times, bars from the 20th to the 80th percentile."""
     for index, attention in enumerate(["plain", "flash"]):
         rows = select(data, metric="step", attention=attention).sort_values("segment")
-        for shown in (rows[rows["segment"] == 0], rows[rows["segment"] > 0]):
-            axes.errorbar(
-                [segment or NONE for segment in shown["segment"]],
-                shown["median"],
-                yerr=[shown["median"] - shown["p20"], shown["p80"] - shown["median"]],
-                color=COLOURS[index],
-                marker=MARKERS[index],
-                linestyle=["-", "--"][index],
-                label=f"{attention}, measured",
-            )
+        axes.errorbar(
+            [segment or NONE for segment in rows["segment"]],
+            rows["median"],
+            yerr=[rows["median"] - rows["p20"], rows["p80"] - rows["median"]],
+            color=COLOURS[index],
+            marker=MARKERS[index],
+            linestyle="",
+            label=f"{attention}, measured",
+        )
     axes.set_ylabel("step / ms")

@@ -4,6 +4,7 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
+from cs336_systems.experiments.flash import REPLAYED
 from scripts.rendering.answer import NOTHING, Answer, Captioned, say
 from scripts.rendering.grid import NONE, grid
 from scripts.rendering.markup import Table, Typst, finalize, with_unit
@@ -31,7 +32,7 @@ def against_plain(table: DataFrame, cells: DataFrame, name: str, title: str, sho
     by_length = select(met, d=d).sort_values("sequence")
     low, full = (last(select(by_length, precision=precision)) for precision in ("bf16", "fp32"))
     cell = full if low is None else low
-    on_device = " Device: both passes on the device, replayed from a CUDA graph where the host is slower."
+    on_device = f" Device: both passes on the device, up to {REPLAYED} tokens replayed from a CUDA graph."
     on_device = on_device if table["gpu"].any() else ""
     shown = {
         each: Captioned(

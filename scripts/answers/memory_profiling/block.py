@@ -45,7 +45,7 @@ def block(table: DataFrame) -> dict[str, Answer]:
                 legend={NONE: f"{NONE}: not saved"},
             ),
             reason=say(
-                "Attention's weights grow with the square of the context. FlashAttention saves one number per row "
+                "The softmax's result grows with the square of the context. FlashAttention saves one number per row "
                 "of scores instead.",
                 "Under autocast a block with plain attention saves {ratio:times} as much as in fp32 at context "
                 "{context}: the softmax keeps its result in fp32, and the matmul keeps its bf16 copy.",

@@ -67,6 +67,7 @@ def forward_time(passes: DataFrame, close: DataFrame, unit: str) -> Answer:
     on_gpu, bound = unit == "kernel", passes["host_bound"].astype(bool)
     steady_cells, row = passes[~bound], close.iloc[0]
     gap = ((steady_cells["stage"] - steady_cells["forward"]).abs() / steady_cells["forward"]).dropna()
+    longest = steady_cells[["stage", "forward"]].max(axis=1) / steady_cells["stage_busy"]
     quoted = select(steady_cells, size=row["size"])
     facts = Facts(row=row, gap=least_and_most(gap), bound=int(bound.sum()) or None, all=len(passes))
     return Answer(
@@ -76,7 +77,7 @@ def forward_time(passes: DataFrame, close: DataFrame, unit: str) -> Answer:
             times=[say("{row[stage]:ms} in {row[precision]}", row=each) for _, each in quoted.iterrows()],
         ),
         more=facts.say(
-            "The profiled process and the host's timer differ by {gap:span percent} ({cells}).",
+            "The host's timer in another process differs by {gap:span percent} ({cells}).",
             "{bound} of {all} cells {are} host-bound.",
             are="is" if bound.sum() == 1 else "are",
             cells=count(len(gap), "device-bound cell" if on_gpu else "cell"),
@@ -92,13 +93,18 @@ def forward_time(passes: DataFrame, close: DataFrame, unit: str) -> Answer:
                 NONE: f"{NONE}: not measured",
             },
         ),
-        reason=tell(
-            on_gpu,
-            "A device-bound pass takes little longer than its kernels on any clock. In host-bound cells each clock "
-            "measures how fast its process launches kernels, which differs between processes; compare the kernels' "
-            "time there.",
-            "The operators ran with the profiler on, the stage without it, and the host's timer in another process; "
-            "other programs may have slowed any of them.",
+        reason=say(
+            tell(
+                on_gpu,
+                "By both clocks a device-bound pass takes at most {longest:times} the time of its kernels.",
+                "The operators ran with the profiler on, the stage without it, and the host's timer in another "
+                "process; other programs may have slowed any of them.",
+            ),
+            "In host-bound cells each clock measures how fast its process launches kernels, which differs between "
+            "processes; compare the kernels' time there."
+            if bound.any()
+            else "",
+            longest=longest.max(),
         ),
         details="kernel_timeline",
     )

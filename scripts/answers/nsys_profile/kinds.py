@@ -29,7 +29,7 @@ SOFTMAX: Columns = {
 }
 ASKED = {
     "forward": "(a) Forward time",
-    "longest": "(b) Longest kernel",
+    "longest": "(b) Top kernel by time",
     "others": "(c) Other kernels",
     "training": "(d) Training against inference",
     "softmax": "(e) Softmax against matmuls",
@@ -81,7 +81,7 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
     return Answer(
         asked=ASKED["longest"].replace("kernel", unit),
         verdict=say(
-            f"The forward pass's longest {unit} is a matmul "
+            f"The forward pass's top {unit} is a matmul "
             + ("in {names:listing} ({label})." if single and hits["sum"].all() else "at {hits:listing}."),
             hits=[
                 say("{hits} of {all} in {name}", hits=int(row["sum"]), all=count(int(row["size"]), "size"), name=name)
@@ -93,16 +93,16 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
         more=say(
             "{row[label]}, {row[precision]}: {row[shown forward]}, {row[calls forward]:whole} calls, "
             "{row[share forward]:percent} of the time.",
-            "With the backward pass it is the same in every cell."
+            f"Over both passes the same {unit} leads in every cell."
             if same == len(trained)
-            else "With the backward pass it is the same in {same} of {cells}.",
+            else f"Over both passes the same {unit} leads in {{same}} of {{cells}}.",
             row=last(select(lines, size=close["size"].iloc[0])),
             same=same or "none",
             cells=count(len(trained), "cell") if len(trained) else None,
         ),
         details=Captioned(
             grid(lines, {"": {"size": "{label}", "precision": "{precision}"}} | columns, text_columns=3),
-            f"The longest {unit}, by its total time in a step: its calls and its share of all {unit}s' time; context "
+            f"The {unit} with the most time in a step: its calls and its share of all {unit}s' time; context "
             f"{here['context'].iloc[0]}."
             + (" For matmuls: kind, operand layout and tile." if unit == "kernel" else ""),
         ),
@@ -152,7 +152,7 @@ def limits(roof: DataFrame) -> Typst:
             say(
                 "In {precision}, {fast:listing} reach {rates:span percent} of the peak rate. For the others drawn, "
                 "memory bandwidth is the roof; they move their bytes at {moved:span percent} of it"
-                + (", partly from L2." if moved.max() > COPIED else "."),
+                + (", some likely from L2." if moved.max() > COPIED else "."),
                 precision=precision,
                 fast=list(fast["kind"]),
                 rates=least_and_most(fast["of_peak"]),
