@@ -89,7 +89,7 @@ def data_types(dtypes: DataFrame) -> Answer:
         ),
         more=say(
             "LayerNorm returns {kinds:listing}.",
-            kinds=list(dict.fromkeys(dtypes.loc["norm_output", ["fp16", "bf16"]].map(SHORT))),
+            kinds=list(dict.fromkeys(map(SHORT.get, dtypes.loc["norm_output", ["fp16", "bf16"]]))),
         ),
         evidence=Captioned(
             grid(

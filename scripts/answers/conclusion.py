@@ -63,8 +63,7 @@ def in_less_memory(ladder: DataFrame) -> Typst:
         "To save {whole[peak_memory] - state[peak_memory]:gib} per GPU, shard the optimizer: {state[step]:ms} per "
         "step, against {whole[step]:ms} with bucketed gradients ({whole[label]}, {whole[processes]} GPUs, bf16, "
         "no CUDA graph).",
-        "FSDP, with compiled instead of fused blocks, saves {whole[peak_memory] - weights[peak_memory]:gib} and takes "
-        "{weights[step]:ms}.",
+        "FSDP (compiled) saves {whole[peak_memory] - weights[peak_memory]:gib} and takes {weights[step]:ms}.",
     )
 
 
