@@ -116,7 +116,7 @@ def tiles(section: Answers) -> list[Tile]:
     best, begin = fastest(ladder), ladder.iloc[0]
     meaning = say(
         "the fastest step of {model}: {best[utilization]:percent} of the bf16 peak, {begin[step] / best[step]:times} "
-        "as fast as the first version ({begin[title]}; {best[batch_size]} × {best[context]} tokens)",
+        "as fast as the first version that fits ({begin[title]}; {best[batch_size]} × {best[context]} tokens)",
         model=sized(best),
         best=best,
         begin=begin,
