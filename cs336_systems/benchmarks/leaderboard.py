@@ -87,7 +87,7 @@ def verdict(step: Setting, free: float) -> str:
     needed, has = f"{peak(step).total / GB:.3g} GB", f"{free / GB:.3g} GB"
     if peak(step).total <= usable(free):
         return f"It fits: a rank needs {needed} of {has} {blocks}"
-    return f"It does not fit: a rank needs {needed} {blocks}, and {has} are free, {RESERVE:.0%} of them as a reserve"
+    return f"It does not fit: a rank needs {needed} {blocks}, and {has} are free, of which {RESERVE:.0%} stay unused"
 
 
 def allocatable_bytes(device: torch.device) -> int:

@@ -92,10 +92,12 @@ def lost_rows(experiment: str, table: DataFrame) -> Iterator[tuple[str, str, str
 
 
 def reasons(plan: Plan) -> Callable[[Job], str]:
-    """Why a job has no rows; for recorded results, from `not_measured.yaml` next to them, by the GPUs that it needs."""
+    """Why a job has no rows: no cell fits; or for recorded results, the reason in `not_measured.yaml` next to them, by
+    the GPUs that it needs.
+    """
     path = plan.raw.with_name("not_measured.yaml")
     notes = yaml.safe_load(path.read_text(encoding="utf-8")) if plan.recorded and path.exists() else {}
-    return lambda job: notes.get(plan.gpus_of(job)) or plan.obstacle(job) or NOT_RUN
+    return lambda job: plan.too_large(job) or notes.get(plan.gpus_of(job)) or plan.obstacle(job) or NOT_RUN
 
 
 def with_reasons(plan: Plan, tables: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
