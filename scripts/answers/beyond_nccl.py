@@ -39,7 +39,7 @@ def gain(table: DataFrame, rows: DataFrame, comparisons: Sequence[Duel]) -> Answ
     own = comparisons[0].first
     largest = max((duel.first for duel in comparisons), key=lambda row: int(row["processes"]))
     cell = select(rows, cell=comparisons[0].cell)
-    buckets, overlapped = fastest(cell, ["bucketed"]), fastest(cell, ["overlapped"])
+    overlapped = fastest(cell, ["overlapped"])
     return duel_answer(
         "Against PyTorch",
         comparisons,
@@ -53,11 +53,11 @@ def gain(table: DataFrame, rows: DataFrame, comparisons: Sequence[Duel]) -> Answ
             "kernels of _overlapped_, which copies no gradients either, it takes {slowed[stretched]:ms} longer. "
             "So most of the slow-down likely comes from kernels on the SMs, not from the bytes, although copies share "
             "HBM and L2 with compute.",
-            "Symmetric memory takes {own[outside_memory]:gib} outside PyTorch's allocator; the buckets take "
-            "{buckets[peak_memory] - own[peak_memory]:gib} inside it.",
-            against_baseline(largest, "symmetric memory"),
+            "Symmetric memory takes {own[outside_memory]:gib} outside PyTorch's allocator.",
+            against_baseline(largest, f"symmetric memory ({largest['cell']})")
+            if largest["cell"] != comparisons[0].cell
+            else "",
             yours(cell, {"our best": list(OURS), "PyTorch's best": PYTORCH}),
         ],
-        buckets=buckets,
         slowed=None if overlapped is None or overlapped["stretched"] <= 2 * own["stretched"] else overlapped,
     )

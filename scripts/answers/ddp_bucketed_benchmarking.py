@@ -9,7 +9,7 @@ from scripts.views.bucket_sizes import bucket_model
 from scripts.views.comparison import device_bound, duels, fastest, preferred_cells
 from scripts.views.data import select
 from scripts.views.data_parallel import elsewhere, why_untold, wrappers
-from scripts.views.verdicts import against
+from scripts.views.verdicts import LEAST, against
 
 MODEL: Columns = {
     "": "{cell}",
@@ -33,12 +33,13 @@ def best_of(sizes: DataFrame) -> Series:
 
 
 def in_between(sizes: DataFrame) -> bool | None:
-    """Whether a size in between is faster than the smallest and the largest; None if that cannot be decided.
+    """Whether a size in between is faster than the smallest and the largest; None if that cannot be decided, or if the
+    size makes no difference that two decimals of a ratio show.
 
     Sizes that make equally many calls are the same program; only the first counts.
     """
     programs = sizes.drop_duplicates("messages") if sizes["messages"].notna().all() else sizes
-    if len(programs) < 3:
+    if len(programs) < 3 or sizes["median"].max() < LEAST * sizes["median"].min():
         return None
     middle = best_of(programs.iloc[1:-1])
     faster = {against(middle, programs.iloc[end]).faster for end in (0, -1)}
@@ -51,12 +52,14 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
         return Answer("(a) Bucket sizes", missing=why_untold(table, rows))
     asked, best = swept[0], best_of(swept[0])
     holds = [in_between(sizes) for sizes in swept]
-    over = duels(rows, ["bucketed"], ["overlapped"])
+    over = sorted(duels(rows, ["bucketed"], ["overlapped"]), key=lambda duel: duel.speed.faster is None)
     shortest = "a single call is" if best["messages"] == 1 else "{best[bucket_mb]} MB is"
+    apart = asked["median"].max() / asked["median"].min()
     facts = Facts(
         best=best,
         slowed=best if best["stretched"] > best["exposed"] / 2 else None,
         others=[say("{row[bucket_mb]} MB, {row[median]:ms} ({row[cell]})", row=row) for row in map(best_of, swept[1:])],
+        apart=apart - 1,
         confirmed=holds.count(True),
         settings=len(holds),
         steps=[f"{median:.1f}" for median in asked["median"]],
@@ -74,7 +77,9 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
                 else "An intermediate size is best in {confirmed} of {settings} settings: {best[bucket_mb]} MB, "
                 "{best[median]:ms}",
                 "Unexpectedly, an extreme size is best: {best[bucket_mb]} MB, {best[median]:ms}",
-                f"No intermediate size is clearly best; {shortest} fastest, {{best[median]:ms}}",
+                "The size hardly matters: steps are within {apart:percent}"
+                if apart < LEAST
+                else f"No intermediate size is clearly best; {shortest} fastest, {{best[median]:ms}}",
             )
             + " ({best[cell]})."
         ),
@@ -135,11 +140,11 @@ def model(all_reduce: DataFrame, rows: DataFrame) -> Answer:
         or say("By the model the best buckets have √(s·w·o) bytes: gradients s, bandwidth w, call overhead o."),
         more="They leave 2√(s·o/w) seconds after the backward pass."
         if asked is None
-        else facts.say("The measured best is {asked[bucket_mb]} MB, with {asked[exposed]:ms} exposed."),
+        else facts.say("The shortest measured step, with {asked[bucket_mb]} MB, has {asked[exposed]:ms} exposed."),
         evidence=Captioned(
             grid(DataFrame(lines), MODEL),
-            "The model's best bucket size and what it leaves after the backward pass, next to the best size as "
-            "measured, MB and ms.",
+            "The model's best bucket size and what it leaves after the backward pass, next to the size with the "
+            "shortest measured step, MB and ms.",
             legend={"stretched": "Stretched: compute beyond the baseline's in the profiled step"},
         ),
         reason=facts.say(

@@ -18,7 +18,6 @@ def answers(tables: Tables) -> Answers:
     precisions = [name for name in reversed(PRECISIONS) if name in set(decided["precision"])]
     facts = Facts(
         ratio=least_and_most(ratio),
-        shortest=first(decided.sort_values("sequence")),
         row=first(longest),
         long=least_and_most(ratio_of_longest),
         dimensions=list(map(str, sorted(set(longest["d"])))),
@@ -44,10 +43,7 @@ def answers(tables: Tables) -> Answers:
             )
             if len(decided) > len(longest)
             else "",
-            reason=facts.say(
-                "Medians of calls, causal, one head, from {shortest[sequence]} tokens on; host-bound calls are left "
-                "out."
-            ),
+            reason="Medians of calls, causal, one head; host-bound calls are left out." if len(decided) else "",
             missing=f"Not measured: {why}.",
         ),
     }

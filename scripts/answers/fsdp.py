@@ -83,7 +83,7 @@ def pytorch(table: DataFrame, rows: DataFrame, comparisons: list[Duel]) -> Answe
         asked="Against fully_shard",
         verdict=asked.speed.sentence("FSDP (ours)", theirs(asked.other), f"({asked.cell})"),
         more=facts.say(
-            "Its peak memory is {own[memory]:gib}, against {theirs[memory]:gib}.",
+            "With memory outside the allocator it peaks at {own[memory]:gib}, theirs at {theirs[memory]:gib}.",
             yours(select(rows, cell=asked.cell), {"FSDP (ours)": OURS}),
         ),
         evidence=Captioned(
@@ -115,7 +115,9 @@ def whole(table: DataFrame, rows: DataFrame) -> Answer:
     """The cost and the saving of sharded weights, in the first device-bound cell that has both."""
     comparisons = duels(rows, OURS, [WHOLE])
     if not comparisons:
-        return Answer("Against unsharded weights", missing=why_untold(table, rows))
+        lost = first(table[(table["wrapper"] == WHOLE) & (table["status"] == "skipped")])
+        why = "" if lost is None else f"Data parallelism was not measured: {lost['message']}."
+        return Answer("Against unsharded weights", missing=why or why_untold(table, rows))
     own, other, gain = comparisons[0].first, comparisons[0].other, comparisons[0].speed
     state, plain = (first(select(rows, cell=own["cell"], contender=name)) for name in (SHARDED_STATE, BASELINE))
     facts = Facts(own=own, other=other, state=state, plain=plain, share=gain.share)

@@ -13,7 +13,7 @@ from scripts.rendering.answer import NOTHING, Answer, Answers, Captioned, Facts,
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst, with_unit
 from scripts.views.communication import all_reduce_table, lines
-from scripts.views.data import first, measured_gpu, select
+from scripts.views.data import measured_gpu, select
 from scripts.views.units import GB
 
 CELL = {
@@ -25,7 +25,7 @@ CELL = {
 }
 """The leaderboard's step, of one rank."""
 PARTS = {
-    "step": "the step, on two GPUs",
+    "step": "the step on two GPUs",
     "rank": "one rank's part alone",
     "one_card": "one sequence and all weights, on one GPU",
 }
@@ -40,6 +40,8 @@ UNITS = {
     "cold_start": 1.0,
 }
 """Metrics, and the factors to seconds and GB."""
+RESERVED = {r"(\d+)% of them as a reserve": r"of which \1 % stay unused"}
+"""What a recorded message says about the reserve, in other words."""
 MEASURED: Columns = {
     "": "{title}",
     "time / s": {
@@ -152,8 +154,9 @@ def derived(tables: Tables) -> Answer:
     total, gpu = sum(leaderboard.flops_by_part().values()), gpu_of(measured_gpu(tables))
     least, own = (total / (leaderboard.GPUS * each.bf16) if each else None for each in (listed(leaderboard.GPU), gpu))
     facts = Facts(gpu=short(leaderboard.GPU), least=least, record=leaderboard.RECORD_SECONDS)
-    table = tables["leaderboard"]
-    lost = first(table[table["status"].isin(["skipped", "oom"]) & (table["metric"] == WHOLE_CELL)])
+    lost = tables["leaderboard"]
+    lost = lost[lost["status"].isin(["skipped", "oom"]) & (lost["metric"] == WHOLE_CELL)]
+    tried = [PARTS[part] for part in PARTS if part in set(lost["part"])]
     return Answer(
         "Time",
         facts.say(
@@ -163,9 +166,9 @@ def derived(tables: Tables) -> Answer:
         say("Two GPUs like this machine's need at least {own:s}.", own=own),
         reason=say(
             work("The peak of a {gpu} is {peak} ({source})."),
-            "Tried here: {part}. {lost[message]}.",
-            lost=lost,
-            part="" if lost is None else PARTS[lost["part"]],
+            "Tried here: {tried:listing}. {why}.",
+            tried=tried,
+            why=next(iter(lost["message"].replace(RESERVED, regex=True)), None),
         ),
     )
 

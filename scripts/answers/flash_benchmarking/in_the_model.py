@@ -5,7 +5,7 @@ from pandas import DataFrame, Series
 from cs336_systems.compare.speed import SAME
 from scripts.rendering.answer import NOTHING, Answer, Captioned, say
 from scripts.rendering.grid import NONE, Columns, grid
-from scripts.views.data import last, one, select
+from scripts.views.data import last, one, reason, select
 from scripts.views.steps import steady, step_table
 from scripts.views.verdicts import Speed, against
 
@@ -62,6 +62,7 @@ def in_the_model(table: DataFrame) -> Answer:
     how = f"{model['precision']}{model['how']}"
     place = say("({model[label]}, context {model[context]}, {how})", model=model, how=how)
     gain = model["against plain"].sentence("a step with our attention", "one with plain attention", place)
+    plain = reason(select(table, **dict(model[KEYS]), mode="train_step", attention="plain").head(1))
     others = NOTHING
     if not model["host_bound"]:
         others = model["against sdpa"].sentence("ours", "PyTorch’s SDPA", "there" if gain else place)
@@ -69,7 +70,7 @@ def in_the_model(table: DataFrame) -> Answer:
         asked="In the model",
         verdict=gain or others or "Not compared with plain attention: no step was timed with both.",
         more=say(
-            others if gain else "No step was timed with plain attention." if others else "",
+            others if gain else "With plain attention the step runs out of memory." if "memory" in plain else "",
             "With our attention the step peaks at {model[peak_memory]:gib}, with plain attention at "
             "{model[peak_memory plain]:gib}.",
             model=model,
