@@ -39,7 +39,7 @@ def gain(table: DataFrame, rows: DataFrame, comparisons: Sequence[Duel]) -> Answ
     own = comparisons[0].first
     largest = max((duel.first for duel in comparisons), key=lambda row: int(row["processes"]))
     cell = select(rows, cell=comparisons[0].cell)
-    overlapped = fastest(cell, ["overlapped"])
+    buckets, overlapped = fastest(cell, ["bucketed"]), fastest(cell, ["overlapped"])
     return duel_answer(
         "Against PyTorch",
         comparisons,

@@ -147,13 +147,17 @@ def test_of_a_cell_measured_twice_the_run_with_most_contenders_is_shown():
 
 
 @pytest.mark.parametrize(
-    ("waits", "expected"), [([20, 12, 18], True), ([20, 18, 12], False), ([12, 18, 20], False), ([20, 19.9, 20], None)]
+    ("waits", "apart", "expected"),
+    [
+        ([20, 12, 18], EVEN, True),
+        ([20, 18, 12], EVEN, False),
+        ([12, 18, 20], EVEN, False),
+        ([20, 19.9, 20], UNEVEN, None),
+        ([20, 19.9, 20], EVEN, None),  # less than a ratio shows
+    ],
 )
-def test_whether_the_best_bucket_is_in_between(waits, expected):
-    cell = {
-        f"bucketed {size}": took(100.0 + wait, UNEVEN if expected is None else EVEN)
-        for size, wait in zip((1, 10, 100), waits, strict=True)
-    }
+def test_whether_the_best_bucket_is_in_between(waits, apart, expected):
+    cell = {f"bucketed {size}": took(100.0 + wait, apart) for size, wait in zip((1, 10, 100), waits, strict=True)}
     sizes = ranks(DataParallelTraining, cell)
     assert ddp_bucketed_benchmarking.in_between(sizes.assign(messages=[21.0, 8.0, 2.0])) is expected
     # Sizes that make equally many calls are one program: two are left, neither in between.
