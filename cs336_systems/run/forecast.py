@@ -16,7 +16,7 @@ from cs336_systems.experiments.base import Experiment
 from cs336_systems.fit.gpus import gpu_of_label, memory_of, rates_of
 from cs336_systems.fit.planned import least_memory, size_of
 from cs336_systems.fit.recorded import recorded
-from cs336_systems.fit.verdict import CONTEXT, GAPS, outcome
+from cs336_systems.fit.verdict import CONTEXT, GAPS, outcome, outside
 from cs336_systems.grids import BACKEND, Job, device_of
 from cs336_systems.measure.gpus import Gpu, listed
 from cs336_systems.plan import REFERENCE, Plan
@@ -128,7 +128,7 @@ def memory_outcome(cell: Experiment, gpu: Gpu, known: Taken) -> tuple[str, float
         return (TOO_LARGE if needed > capacity else PARTLY if needed > (1 - GAPS) * capacity else FITS), needed
     outcomes = {outcome(setting, capacity) for setting in settings}
     if outcomes == {"does not fit"}:
-        return TOO_LARGE, least_memory(settings)
+        return TOO_LARGE, least_memory(settings) + min(outside(each.ranks) for each in settings)
     return FITS if outcomes == {"fits"} else PARTLY, 0.0
 
 

@@ -11,7 +11,8 @@ import yaml
 
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.fit.gpus import gpu_of_label
+from cs336_systems.fit.gpus import gpu_of_label, memory_of
+from cs336_systems.measure.gpus import listed
 from cs336_systems.plan import make_plan
 from cs336_systems.record.measurement import WALL
 from cs336_systems.run.forecast import (
@@ -72,10 +73,18 @@ def test_every_planned_cell_is_counted_once_and_what_is_too_large_is_named():
     rows, planned = rows_of("2 x RTX 4090")
     for name, count in (*planned.items(), ("total", planned.total())):
         assert sum(int(rows[name][outcome] or 0) for outcome in OUTCOMES) == count, name
-    assert "10B: 4 of 4 (from 103 GB)" in rows["end_to_end"]["which are too large"]
+    assert "10B: 4 of 4 (from 104 GB)" in rows["end_to_end"]["which are too large"]
     assert rows["attention"]["which are too large"] == "sequence 16384: 4 of 8 (from 35 GB)"
     assert rows["all_reduce"][MORE_GPUS] == "8"  # the launches of four and of six processes over NCCL
     assert int(rows["total"]["minutes"].removeprefix("≥ ")) > 30
+
+
+@pytest.mark.parametrize("gpu", ["RTX 4060", "RTX 4090", "A100-SXM4-80GB"])
+def test_a_cell_that_is_too_large_needs_more_than_the_gpu_has(gpu):
+    plan = plan_for(gpu)
+    for cell in (cell for jobs in plan.jobs.values() for job in jobs.values() for cell in job.cells):
+        memory, needed = memory_outcome(cell, listed(gpu), Taken())
+        assert memory != TOO_LARGE or needed > memory_of(listed(gpu)), cell
 
 
 def test_less_memory_leaves_fewer_cells():
@@ -97,7 +106,7 @@ def test_the_text_of_listed_and_unlisted_gpus():
     assert text.startswith(
         "1 x NVIDIA GeForce RTX 3070, 8.6 GB: cells by whether they fit into its memory\n\nexperiment  fit"
     )
-    assert "2.7B: 2 of 2 (from 33 GB), 10B: 2 of 2 (from 59 GB)\ntotal" in text
+    assert "2.7B: 2 of 2 (from 35 GB), 10B: 2 of 2 (from 62 GB)\ntotal" in text
     assert forecast(plan_for("NVIDIA A10G"), []).startswith("No data sheet is listed for nvidia-a10g, so it is unknown")
 
 
