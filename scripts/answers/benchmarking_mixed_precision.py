@@ -54,9 +54,15 @@ def tiles(section: Answers) -> list[Tile]:
     if not section["ends"]:
         return []
     small, large = section["ends"]
-    what = f"speed in bf16 over fp32, by {section['of']}: {large['label']} at context {large['context']}"
+    fast, slow, ratio = faster_one(large["gain"])
+    what = f"speed in {fast} over {slow}, by {section['of']}: {large['label']} at context {large['context']}"
     other = "" if small["label"] == large["label"] else f" ({times(small['gain'])} for {small['label']})"
-    return [Tile(times(large["gain"]), what + other)]
+    return [Tile(times(ratio), what + other)]
+
+
+def faster_one(gain: float) -> tuple[str, str, float]:
+    """The faster precision, the slower one, and the ratio of their times, above 1."""
+    return ("bf16", "fp32", gain) if gain >= 1 else ("fp32", "bf16", 1 / gain)
 
 
 def precision_pairs(steps: DataFrame, compared: str) -> DataFrame:
@@ -116,7 +122,8 @@ def speed_answer(here: DataFrame, profile: DataFrame, *, on_gpu: bool) -> Answer
     if not len(here):
         return Answer("(c) Speed", missing="Not measured: no step ran in both precisions.")
     small, large, gains, bound = here.iloc[0], here.iloc[-1], here["gain"], int(here["host_bound"].sum())
-    facts = Facts(small=small, large=large, time="device time" if on_gpu else "time")
+    fast, slow, ratio = faster_one(small["gain"])
+    facts = Facts(small=small, large=large, fast=fast, slow=slow, ratio=ratio, time="device time" if on_gpu else "time")
     return Answer(
         asked="(c) Speed",
         verdict=facts.say(
@@ -125,7 +132,7 @@ def speed_answer(here: DataFrame, profile: DataFrame, *, on_gpu: bool) -> Answer
         )
         if len(here) > 1 and gains.min() >= 1
         else facts.say(
-            "In fp32, forward and backward take {small[gain]:times} the {time} of bf16 ({small[label]}, context "
+            "In {slow}, forward and backward take {ratio:times} the {time} of {fast} ({small[label]}, context "
             "{small[context]}).",
         )
         if len(here) == 1

@@ -53,7 +53,7 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
     asked, best = swept[0], best_of(swept[0])
     holds = [in_between(sizes) for sizes in swept]
     over = sorted(duels(rows, ["bucketed"], ["overlapped"]), key=lambda duel: duel.speed.faster is None)
-    shortest = "a single call is" if best["messages"] == 1 else "{best[bucket_mb]} MB is"
+    shortest = "a single call has" if best["messages"] == 1 else "{best[bucket_mb]} MB has"
     apart = asked["median"].max() / asked["median"].min()
     facts = Facts(
         best=best,
@@ -79,7 +79,7 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
                 "Unexpectedly, an extreme size is best: {best[bucket_mb]} MB, {best[median]:ms}",
                 "The size hardly matters: steps are within {apart:percent}"
                 if apart < LEAST
-                else f"No intermediate size is clearly best; {shortest} fastest, {{best[median]:ms}}",
+                else f"No size is clearly best; {shortest} the shortest median, {{best[median]:ms}}",
             )
             + " ({best[cell]})."
         ),

@@ -11,7 +11,7 @@ from scripts.rendering.markup import Typst, measured
 from scripts.views.compiled_attention import TIMES, attention_cells, grid_table
 from scripts.views.data import PRECISIONS, last, one, reason, select, small_to_large
 from scripts.views.steps import PASSES, step_table
-from scripts.views.verdicts import against
+from scripts.views.verdicts import Speed, against
 
 WAYS = {"eager": False, "compiled": True}
 SUFFIXES = (" eager", " compiled")
@@ -106,6 +106,7 @@ def model(table: DataFrame) -> Answer:
     pairs = lines.dropna(subset="gain")
     decided = select(pairs, host_bound=False)
     work, step = work_sentence(pairs), step_sentence(decided, steps, len(pairs))
+    faster = [bool(speed_of(steps, row).faster) for _, row in decided.iterrows()]
     pays = ceil(1e3 * decided["cost"] / (decided["step eager"] - decided["step compiled"]))
     return Answer(
         asked="(b) The whole Transformer",
@@ -113,7 +114,7 @@ def model(table: DataFrame) -> Answer:
         more=say(
             step if work else "",
             "Compiling {row[label]} ({row[precision]}) takes {row[cost]:s}, repaid after {row[pays]:whole} steps.",
-            row=last(decided.assign(pays=pays)[pays >= 0]),
+            row=last(select(decided.assign(pays=pays, faster=faster), faster=True)),
         ),
         evidence=Captioned(
             grid(lines, MODEL, text_columns=2),
@@ -159,6 +160,11 @@ def work_sentence(pairs: DataFrame) -> Typst:
     )
 
 
+def speed_of(steps: DataFrame, row: Series) -> Speed:
+    """The verdict on a cell's compiled step against its eager one."""
+    return against(*(one(steps, compiled=way, **dict(row[["size", "precision"]])) for way in (True, False)))
+
+
 def step_sentence(decided: DataFrame, steps: DataFrame, cells: int) -> Typst:
     """The gain of the whole step, if it is decided."""
     if not cells:
@@ -167,9 +173,9 @@ def step_sentence(decided: DataFrame, steps: DataFrame, cells: int) -> Typst:
     where = say("({where})", where=others if len(decided) < cells else count(cells, "cell"))
     if len(decided) == 1:
         row = decided.iloc[0]
-        speed = against(*(one(steps, compiled=way, **dict(row[["size", "precision"]])) for way in (True, False)))
         where = where if cells > 1 else NOTHING
-        return speed.sentence(f"the compiled step of {row['label']} ({row['precision']})", "the eager one", where)
+        name = f"the compiled step of {row['label']} ({row['precision']})"
+        return speed_of(steps, row).sentence(name, "the eager one", where)
     quick, slow, gains = faster_one(decided["gain"])
     words = "The {quick} step is {gains:span times} as fast as the {slow} one {where}."
     return say(words, quick=quick, slow=slow, gains=gains, where=where) or say(

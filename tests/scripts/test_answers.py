@@ -16,6 +16,7 @@ from cs336_systems.experiments.training_ladder import TrainingLadder
 from cs336_systems.fit.recorded import PATH
 from cs336_systems.record.measurement import WHOLE_CELL
 from scripts.answers import (
+    benchmarking_mixed_precision,
     benchmarking_script,
     conclusion,
     ddp_bucketed_benchmarking,
@@ -81,6 +82,15 @@ def test_whose_time_a_call_is(metrics, waits, host_bound, time):
     passes = {name: [ms] * 3 for name, ms in ({"forward": 0.1, "backward": 0.2} | metrics).items()}
     (cell,) = call_table(table("flash", GPU, {Flash(sequence=8192): passes})).to_dict("records")
     assert (cell["waits"], cell["host_bound"], cell["median"]) == (waits, host_bound, pytest.approx(time))
+
+
+@pytest.mark.parametrize(
+    ("gain", "number", "what"), [(1.6, "1.60×", "bf16 over fp32"), (0.4, "2.50×", "fp32 over bf16")]
+)
+def test_the_tile_names_the_faster_precision_first(gain, number, what):
+    row = {"label": "nano", "context": 128, "gain": gain}
+    (tile,) = benchmarking_mixed_precision.tiles({"ends": [row, row], "of": "time"})
+    assert (str(tile.number), str(tile.meaning)) == (number, f"speed in {what}, by time: nano at context 128")
 
 
 def test_the_best_segment_has_its_neighbours_and_its_price():
