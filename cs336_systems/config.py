@@ -249,7 +249,7 @@ def _place(error: ErrorDetails) -> tuple[int | str, ...]:
 
 
 def _follow(content: Any, place: Sequence[int | str]) -> tuple[dict[str, Any], Any, tuple[int | str, ...]]:
-    """The schema, the value and the path at a path; for a union those of the whole union."""
+    """The schema, the value and the path at a path; a union counts as a whole."""
     whole = schema = Config.model_json_schema()
     for depth, key in enumerate(place):
         patterns = schema.get("patternProperties", {}).values()

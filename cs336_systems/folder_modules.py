@@ -88,7 +88,7 @@ class Source(SourceFileLoader):
 
 
 class NoDistribution(importlib.metadata.Distribution):
-    """What the handout's packages get when they look up their own version without being installed."""
+    """The version that the handout's packages look up without being installed."""
 
     def read_text(self, filename: str) -> str | None:
         """A version, and nothing else."""
@@ -220,7 +220,7 @@ class FolderModules(MetaPathFinder):
         return self._importlib if module is importlib else module
 
     def _theirs(self, name: str, fromlist: Sequence[str] = ()) -> ModuleType:
-        """A module of the folder, with those of its modules that are imported from it."""
+        """A module of the folder, with the modules of the folder that are imported from it."""
         full = f"{self.package}.{name}"
         module = importlib.import_module(full)
         for each in fromlist:

@@ -250,7 +250,7 @@ def csvs_on(gpus):
 
 
 def raw_csvs(wildcards):
-    """What tables are made from: the planned jobs' CSV files that exist or will; for recorded results, all of them."""
+    """Inputs of tables: the planned jobs' CSV files that exist or will; for recorded results, all of them."""
     if PLAN.recorded:
         return sorted(str(path) for name in PLAN.jobs for path in (PLAN.raw / name).glob("*.csv"))
     coming = set() if measures_nothing() else set(planned_csvs())
@@ -407,11 +407,11 @@ def job_nodes(wildcards):
 
 
 def job_gpus_per_node(wildcards):
-    """What makes SLURM share out the GPUs of several nodes evenly."""
+    """The option with which SLURM shares out the GPUs of several nodes evenly."""
     nodes = job_nodes(wildcards)
     return f"gpu:{job_gpus(wildcards) // nodes}" if nodes > 1 else None
 
 
 def job_starts_its_tasks(wildcards):
-    """What makes Snakemake leave it to the command to start the tasks on several nodes."""
+    """The option with which Snakemake leaves it to the command to start the tasks on several nodes."""
     return "srun" if job_nodes(wildcards) > 1 else None

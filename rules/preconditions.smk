@@ -1,4 +1,4 @@
-"""What must hold before anything is read or run: folders, room on the disk, and configuration files that are YAML.
+"""Preconditions of every run: folders, room on the disk, and configuration files that are YAML.
 
 Needs nothing; makes SOURCES, what the configuration is merged from, by name, and Refused, by which input is refused.
 """

@@ -57,7 +57,7 @@ def device(request):
 
 
 def pytest_collection_finish():
-    """Leave modules and test items out of collections of garbage: those of benchmarks, and Python's own."""
+    """Leave modules and test items out of collections of garbage, the benchmarks' and Python's own."""
     gc.freeze()
     gc.enable()
 

@@ -2,7 +2,7 @@
 
 FSDP over X devices and tensor parallelism over Y, as in Austin et al. 2025 ("How to Scale Your Model", chapter 5): the
 weights are gathered along X; along Y the input is gathered and the output reduce-scattered. X spans M_X axes of a torus
-and Y M_Y, each of which adds the accelerator's bandwidth; (X - 1)/X and (Y - 1)/Y count as 1.
+and Y M_Y axes; each axis adds the accelerator's bandwidth; (X - 1)/X and (Y - 1)/Y count as 1.
 """
 
 import math

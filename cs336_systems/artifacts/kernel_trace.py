@@ -26,7 +26,7 @@ from cs336_systems.measure.trace import WHOLE, Event, attribute
 from cs336_systems.record.measurement import Measurement
 
 RECORDED_STEPS = 3
-"""Number of recorded steps, of which the last is kept: under the profiler the first launches of each kernel are
+"""Number of recorded steps; the last is kept: under the profiler the first launches of each kernel are
 slow."""
 
 

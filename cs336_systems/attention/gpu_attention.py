@@ -98,7 +98,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tupl
 def attention_backward(
     grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, grad_lse: Tensor | None, options: Options
 ) -> list[Tensor]:
-    """Compute the gradients of q, k, v and sinks from those of the output and, if there is one, of L."""
+    """Compute the gradients of q, k, v and sinks from the gradients of the output and of L, if given."""
     if torch.are_deterministic_algorithms_enabled():
         options = options._replace(deterministic=True)
     return _choose(q, k, options).attention_backward(grad_o, q, k, v, o, lse, grad_lse, options)

@@ -45,9 +45,7 @@ def define_operators(name: str, implementations: Mapping[str, tuple[Function, Fu
 
 
 def with_options(function: Function, tensors: int) -> Function:
-    """Make a function of so many tensors and Options accept an operator's arguments, which end with the fields of
-    Options.
-    """
+    """Make a function of `tensors` tensors and Options accept an operator's arguments, which end with its fields."""
     return lambda *arguments: function(*arguments[:tensors], Options(*arguments[tensors:]))
 
 

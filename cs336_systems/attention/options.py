@@ -52,7 +52,7 @@ DEFAULTS = Options()
 
 
 class Variant(NamedTuple):
-    """What kernels are compiled and launched for: options without their tensors."""
+    """The options that kernels are compiled and launched for, without their tensors."""
 
     options: Options = DEFAULTS
     sinks: torch.dtype | None = None

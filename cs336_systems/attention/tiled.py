@@ -101,7 +101,7 @@ def tiled_backward(
         o: output of tiled_forward.
         lse: its L.
         grad_lse: gradient of L; zero if None.
-        options: those of the forward pass.
+        options: the forward pass's options.
     """
     dq = torch.zeros(q.shape, dtype=lse.dtype, device=q.device)
     dk, dv = empty_output(k), empty_output(v)

@@ -27,7 +27,7 @@ class Head(NamedTuple):
 
 @triton.jit
 def locate(
-    group,  # heads, of which batch x heads is a multiple
+    group,  # heads; divides batch x heads
     tiles,  # of each head
 ):
     """Compute head (of batch x heads) and tile of this program: within a group of heads, one tile of every head, then

@@ -132,7 +132,7 @@ def is_visible(
 
 @triton.jit
 def locate_in_documents(
-    tile,  # one of total // BLOCK + documents + 1, some of which are empty
+    tile,  # one of total // BLOCK + documents + 1; some are empty
     ends,  # pointer, [documents + 1] int32: cu_seqlens of the sequence whose tiles these are
     other_ends,  # pointer, of the other sequence
     documents,

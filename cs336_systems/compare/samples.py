@@ -16,7 +16,7 @@ FORMATS = "a JSON file of nvbench or pytest-benchmark, or a CSV file with the co
 LARGEST = 256 * 2**20
 """Bytes of the largest file that is read."""
 NO_TIMES = (LookupError, TypeError, AttributeError, UnicodeError, RecursionError, json.JSONDecodeError, csv.Error)
-"""What reading a file of another kind raises."""
+"""Exceptions that reading a file of another kind raises."""
 MEAN, NOISE, COUNT = "nv/cold/time/gpu/mean", "nv/cold/time/gpu/stdev/relative", "nv/cold/sample_size"
 """Tags of nvbench's summaries."""
 

@@ -57,7 +57,7 @@ class Experiment(metaclass=type):  # noqa: UP050 (mypy takes no other class for 
     """The modules of `tests` that must pass on a machine before a measurement; none if the experiment measures only
     PyTorch."""
     tested_if: ClassVar[Mapping[str, str]] = {}
-    """Those of them that only some cells need, and the parameter or property that is true for these cells."""
+    """Numeric tests that only some cells need, and the parameter or property that is true for these cells."""
     added_later: ClassVar[Mapping[str, Any]] = {}
     """Parameters that earlier results lack, and the value that each had at that time."""
     processes: ClassVar[int] = 1

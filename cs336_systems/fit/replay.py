@@ -25,7 +25,7 @@ SHARED: Mapping[Scheme, tuple[str, ...]] = {
     "ZeRO-2": ("gradients", "state"),
     "FSDP": ("weights", "gradients", "state"),
 }
-"""What ranks share under each scheme."""
+"""State that ranks share under each scheme."""
 
 
 @dataclass(frozen=True, kw_only=True)

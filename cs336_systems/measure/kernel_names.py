@@ -36,7 +36,7 @@ NORMALIZATION = re.compile(
     r"layer_?norm|rms_?norm|batch_?norm|triton_(red|per).*(rsqrt|mean|pow)|^sum_weight_gradients_kernel$"
 )
 OPTIMIZER = re.compile(r"^_(advance|update)_kernel$")
-"""This project's AdamW, of which a CUDA graph does not say in which stage it was captured."""
+"""This project's AdamW; a CUDA graph does not say in which stage it was captured."""
 COPY = re.compile(
     r"memcpy|memset|copy_kernel|catarray|fillfunctor"
     r"|triton_poi_fused_(_?(to_copy|clone|copy|t|transpose|permute|view|unsafe_view|expand|slice|cat|stack|fill)_)+\d+$"

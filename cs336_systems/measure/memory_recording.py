@@ -73,7 +73,7 @@ class Recording:
     events: Sequence[Event]
     stages: Sequence[Stage]
     operators: Sequence[Operator]
-    """Operators that Python called, in order; without those of autograd's threads."""
+    """Operators that Python called, in order, without autograd's threads."""
     owners_before: Mapping[int, str]
     """Known categories of memory by address, before the step."""
     owners_after: Mapping[int, str]

@@ -131,7 +131,7 @@ class ShardedGradientsDataParallel(OverlappedDataParallel):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale all gradients down so that their common norm is at most `max_norm`. All ranks call this.
 
-        Arguments and result equal those of `torch.nn.utils.clip_grad_norm_` in plain data parallelism: the norm before
+        Arguments and result are as in `torch.nn.utils.clip_grad_norm_` with plain data parallelism: the norm before
         clipping is returned, a scalar tensor on the gradients' device. The host does not wait.
         """
         in_order = self._trainable[::-1]

@@ -22,7 +22,7 @@ def compile_blocks(model: nn.Module, **options: Any) -> None:
     """Compile each block of a model by itself, in place, before the model is wrapped.
 
     Alike blocks are compiled once. The gradients of a block are ready when its own backward pass ends, so that a
-    wrapper can send them under that of the others; in a model that is compiled as a whole all are ready at the end.
+    wrapper can send them while others are computed; in a model that is compiled as a whole all are ready at the end.
     Names of parameters and state dicts stay as they are.
 
     Args:

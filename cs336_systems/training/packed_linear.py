@@ -81,7 +81,7 @@ def can_move(weights: Sequence[Tensor]) -> bool:
 
 
 def _rows_of(weights: Sequence[Tensor]) -> Tensor | None:
-    """Return one matrix whose rows are those of all weights, in their own memory; None if they are apart."""
+    """Return one matrix of all weights' rows, in their own memory; None if they are apart."""
     if not weights or weights[0].dim() != 2:
         return None
     first, dtype, columns = weights[0], weights[0].dtype, weights[0].shape[1]

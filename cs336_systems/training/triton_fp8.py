@@ -90,7 +90,7 @@ def round_kernel(
 
 @triton.jit
 def advance_kernel(
-    history,  # pointer, [N, 2, 4] fp32: the largest element of the last step, and that of this one so far
+    history,  # pointer, [N, 2, 4] fp32: the largest element of the last step, and of this one so far
     N: tl.constexpr,
 ):
     """Begin a step: finite positive values of this step become the last step's."""

@@ -106,7 +106,7 @@ def gradients_kernel(
 def via(x, like):
     """Round numbers to the dtype that a separate pass would store, and widen them.
 
-    So the compiler transposes tiles of 16 bits: ptxas 12.9 corrupts those of FP8 (triton issue 11111).
+    So the compiler transposes tiles of 16 bits: ptxas 12.9 corrupts FP8 tiles (triton issue 11111).
     """
     return x.to(like.dtype.element_ty).to(tl.float32)
 

@@ -75,7 +75,7 @@ def load_for_gradients(gate_up, d_hidden, row, column, mask, D: tl.constexpr):
 
 @triton.jit
 def gate_gradient(d_silu, sigmoid, silu):
-    """Compute the gradient of gate from that of silu(gate)."""
+    """Compute the gradient of gate from the gradient of silu(gate)."""
     return d_silu * (sigmoid + silu * (1.0 - sigmoid))
 
 

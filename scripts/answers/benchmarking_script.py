@@ -62,7 +62,7 @@ def times(table: DataFrame, eager: DataFrame) -> Answer:
     """Sub-question (b): forward, backward and optimizer of every size."""
     context = reference_context(select(eager, mode="train_step"))
     trained = select(eager, mode="train_step", context=context)
-    told = trained[~trained["host_bound"].astype(bool)]
+    on_device = trained[~trained["host_bound"].astype(bool)]
     small, large = (end(select(trained, precision="fp32")) for end in (first, last))
     plain = select(table, compiled=False, attention="plain", cold_start=False)
     bound = [
@@ -79,9 +79,9 @@ def times(table: DataFrame, eager: DataFrame) -> Answer:
         more=say(
             "The backward pass takes {ratio:span times} the forward pass, AdamW {share:span percent} of the step "
             "({cells}).",
-            ratio=least_and_most(told["backward"] / told["forward"]),
-            share=least_and_most(told["optimizer"] / told["step"]),
-            cells=count(len(told), "device-bound cell" if told["busy"].notna().any() else "cell"),
+            ratio=least_and_most(on_device["backward"] / on_device["forward"]),
+            share=least_and_most(on_device["optimizer"] / on_device["step"]),
+            cells=count(len(on_device), "device-bound cell" if on_device["busy"].notna().any() else "cell"),
         ),
         evidence=Captioned(
             times_table(plain, eager, context),

@@ -88,9 +88,9 @@ def interaction(cells: DataFrame, fits: Lines) -> Answer:
     fitted = fits_of(fits)
     # Without overhead, no size divides the two.
     few = first(fitted[fitted["half"] > 0]) if len(fitted) else None
-    told = {key: line for key, line in fits.items() if line.overhead}
-    sizes = select(cells, backend=next(iter(told), ("",))[0])["size"]
-    line = next(iter(told.values()), None)
+    with_overhead = {key: line for key, line in fits.items() if line.overhead}
+    sizes = select(cells, backend=next(iter(with_overhead), ("",))[0])["size"]
+    line = next(iter(with_overhead.values()), None)
     ends = [(size / 1e6, line.overhead / line.seconds(size)) for size in (sizes.min(), sizes.max())] if line else None
     facts = Facts(few=few, ends=ends)
     return Answer(

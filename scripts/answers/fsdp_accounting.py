@@ -97,8 +97,8 @@ def in_time(table: DataFrame, rows: DataFrame) -> Answer:
     passes = rows[rows["contender"].isin(SHARDED) & rows["forward_length"].notna()]
     waits = [by_block(table, row)[["late", "pause"]].sum(min_count=1) for _, row in passes.iterrows()]
     passes = passes.join(DataFrame(waits, index=passes.index, columns=["late", "pause"])).dropna(subset="late")
-    told = device_bound(passes)
-    every = [row for cell in cells_of(told) if (row := fastest(cell, OURS)) is not None]
+    bound = device_bound(passes)
+    every = [row for cell in cells_of(bound) if (row := fastest(cell, OURS)) is not None]
     own = every[0] if every else None
     blocks = DataFrame(columns=["late", "pause"]) if own is None else by_block(table, own)
     late = blocks[blocks["late"] > 0]
@@ -120,7 +120,7 @@ def in_time(table: DataFrame, rows: DataFrame) -> Answer:
         ),
         evidence=[
             Captioned(
-                contender_table(FullyShardedTraining, table.iloc[:0], told, WAITING),
+                contender_table(FullyShardedTraining, table.iloc[:0], bound, WAITING),
                 "One profiled forward pass on rank 0: how long the device waits for weights, how long it pauses before "
                 "units for any reason, and the share of all-gather time that overlaps with compute.",
             ),

@@ -77,7 +77,7 @@ class Verdict:
 
 
 def decide(rows: Sequence[Any], earlier: Iterable[Verdict] = ()) -> Verdict:
-    """Judge the GPUs of a machine.
+    """Decide the state of a machine's GPUs.
 
     Args:
         rows: the rows of a run; at least one.
@@ -94,7 +94,7 @@ def decide(rows: Sequence[Any], earlier: Iterable[Verdict] = ()) -> Verdict:
 
 
 def decide_in_order(runs: Mapping[str, Sequence[Any]]) -> dict[str, Verdict]:
-    """Judge runs by name, starting with the oldest, each by the previous ones."""
+    """Decide the state in each run by name, starting with the oldest, from the previous ones."""
     verdicts: dict[str, Verdict] = {}
     for name in sorted(runs, key=lambda name: str(runs[name][0].utc)):
         verdicts[name] = decide(runs[name], verdicts.values())

@@ -13,7 +13,7 @@ from scripts.views.attention_times import timed_calls, with_host
 from scripts.views.data import measured_gpu, select
 
 HOST_SCATTER = 0.25
-"""Share of a call's host cost by which it may take less time than its parts, each of which is also host-bound."""
+"""Share of a call's host cost by which it may take less time than its parts, which are also host-bound."""
 NOT_APPLICABLE = "timed independently on GPUs only"
 
 

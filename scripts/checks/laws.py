@@ -191,7 +191,7 @@ def a_few_roundings(it: Reading) -> Expected:
 
 
 def bytes_alone(it: Reading) -> Expected:
-    """What a part of a step that only moves bytes takes, ms: the norms at a copy's speed, the update at no more."""
+    """Time of a part of a step that only moves bytes, ms: the norms at a copy's speed, the update at no more."""
     step = TOP.setting(it.row)
     if it.row["work"] == "update":
         return 1e3 * SPLIT_UPDATE_BYTES * step.weights / it.sheet.bandwidth, math.inf

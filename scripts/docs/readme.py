@@ -25,7 +25,7 @@ COMPARED = ("this project", "against")
 """Titles of the columns of numbers."""
 PYTORCH_ATTENTION = [each.name for each in Flash.contenders if each.foreign and not each.package]
 SETTING = ("size", "precision", "compiled")
-"""What the rows of a step on several GPUs share."""
+"""Values that the rows of a step on several GPUs share."""
 RUNGS = {"autocast": "bf16 autocast, eager", "compiled": "bf16 weights, blocks compiled"}
 
 

@@ -128,7 +128,7 @@ class Captioned:
     closed_form: bool = False
     """Whether it holds on every machine: a report from a processor leaves it, like derivations, to the web edition."""
     legend: Mapping[str, str] = field(default_factory=dict)
-    """What a column, a group of columns or a sign at the end of a cell means, shown where the table has it."""
+    """The meaning of a column, a group of columns or a sign at the end of a cell, shown where the table has it."""
 
     @property
     def words(self) -> Typst:

@@ -23,7 +23,7 @@ def product(rows, inner, columns):
 
 
 def counted_flops(layer, rows, width):
-    """Operations of a device with so many rows of the batch and so much of D_FF: forward, backward."""
+    """Operations of a device with a part of the batch's rows and of D_FF: forward, backward."""
     widen, narrow = (layer.d_model, width), (width, layer.d_model)
     matrices = [widen] * (layer.matrices - 1) + [narrow]
     forward = sum(product(rows, inner, columns) for inner, columns in matrices)

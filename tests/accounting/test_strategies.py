@@ -8,7 +8,7 @@ from cs336_systems.accounting.strategies import from_the_start, keep_all, nested
 
 
 class Chain:
-    """Equal blocks, of which something may be in memory: an input, or all that one saves."""
+    """Equal blocks, whose inputs or saved tensors may be in memory."""
 
     def __init__(self):
         self.inputs, self.saved = set(), set()

@@ -1,6 +1,6 @@
 """Problems of attention, and results against float64: for every implementation and all options.
 
-An implementation passes where its error against float64 is at most twice that of plain PyTorch in the same precision:
+An implementation passes where its error against float64 is at most twice plain PyTorch's in the same precision:
 it may round where PyTorch rounds, in another order, and no more.
 """
 

@@ -277,7 +277,7 @@ def test_shared_heads_of_keys(kernels, shape_and_keys, dtype):
 
 
 def test_shared_heads_of_keys_are_not_repeated():
-    """Heads of keys 32 times as few as those of q: repeating them would take as much as q does, three times."""
+    """Heads of keys, 1/32 of q's heads: repeating them would take as much as q does, three times."""
     q = torch.randn(1, 32, 8192, 64, device="cuda", dtype=BF16)
     k, v = torch.randn(2, 1, 1, 8192, 64, device="cuda", dtype=BF16)
     before = torch.cuda.memory_allocated()

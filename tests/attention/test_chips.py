@@ -51,7 +51,7 @@ def chip(capability: int) -> Chip:
 COMMON = (86, BF16, 128)
 """The most common head dimension on the most common GPUs, which each `make test` compiles."""
 GATE = {(80, BF16, 64), (90, BF16, 256), (100, BF16, 128), (120, FP32, 128)}
-"""What the gate compiles besides: a case of each generation. `make test-all` compiles all."""
+"""Cases that the gate also compiles, one for each generation. `make test-all` compiles all."""
 
 
 def marked(case):

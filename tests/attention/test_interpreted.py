@@ -58,7 +58,7 @@ FEW = {
 
 
 def problems(name: str) -> object:
-    """What is wrong with the results of a case; empty if nothing is."""
+    """The error in the results of a case; empty if they are right."""
     from cs336_systems.attention import triton_launch
     from cs336_systems.attention.triton_attention import TritonFlashAttention
 

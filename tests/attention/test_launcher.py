@@ -29,7 +29,7 @@ COPIED = {
 
 
 class Kernel:
-    """A kernel as Launch sees it, and the calls that reach it by Triton's own launch or by that of what it compiled."""
+    """A kernel as Launch sees it, and the calls that reach it by Triton's own launch or by the compiled kernel's."""
 
     def __init__(self):
         self.launches = []

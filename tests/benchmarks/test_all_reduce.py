@@ -19,7 +19,7 @@ TOO_LARGE = 10**9
 
 
 def launch(folder, processes, agents, *options):
-    """The rows of a launch; its agents of torchrun share the processes, as those of nodes do."""
+    """The rows of a launch; its agents of torchrun share the processes, as on several nodes."""
     with socket.create_server(("localhost", 0)) as server:
         meeting_point = f"localhost:{server.getsockname()[1]}"
     command = [

@@ -52,7 +52,7 @@ def test_memory_is_that_of_closed_forms(rows):
 
 @on_all_ranks
 def test_a_check_leaves_no_trace(device):
-    """Neither of the contenders, all of which it passes, nor in the numbers that are drawn after it."""
+    """Neither of the contenders, which it passes, nor in the numbers that are drawn after it."""
     from torch.distributed.optim import ZeroRedundancyOptimizer  # warns of its own imports
 
     runs = ContenderRuns(replace(CELL, precision="bf16"), device)  # the launch's is fp32

@@ -59,7 +59,7 @@ ELSEWHERE = {
     "cold_start": "test_end_to_end.py",
     **{f"{name} implementation": "test_own_implementations.py" for name in ("data_parallel", *SAME_CODE)},
 }
-"""Where parameters, or those of one experiment, are tested whose effect is not seen here."""
+"""Tests of parameters whose effect is not seen here, in all experiments or in one."""
 
 
 def benchmark(experiment):
@@ -296,7 +296,7 @@ TOGETHER_WITH = {
     "recomputed": {"size": OTHER},
     "compiled": {"model": "tests.support.models:BlocksLM"},
 }
-"""Values of other parameters, where those of BASE would hide the effect."""
+"""Values of other parameters, where BASE would hide the effect."""
 ON_GPU = {"flash rep"}
 
 
@@ -331,7 +331,7 @@ def check(experiment, parameter, device):
         assert fact(cell_of(experiment), device) == before
         assert fact(cell_of(experiment, **changes), device) == after
         return
-    if parameter == "repeated":  # Otherwise different operators would tell nothing.
+    if parameter == "repeated":  # Otherwise different operators would prove nothing.
         first = all_operators(cell_of(experiment), device)
         operators.cache_clear()
         assert all_operators(cell_of(experiment), device) == first

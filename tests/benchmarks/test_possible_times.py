@@ -1,4 +1,4 @@
-"""What a time of attention has to be at least, and what a trace says about a call."""
+"""The least possible times of attention, and facts about a call from a trace."""
 
 import pytest
 import torch

@@ -37,7 +37,7 @@ def NoModule(**options):
 
 
 def NoModel(width):
-    """What has other arguments than a model."""
+    """A class with other arguments than a model."""
 
 
 class Chooses(TransformerLM):

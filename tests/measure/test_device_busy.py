@@ -20,7 +20,7 @@ def test_a_cpu_has_no_time_of_its_own():
 
 @pytest.fixture
 def numbers():
-    """So many that one kernel, which adds one to each of them, takes about a millisecond."""
+    """Enough that a kernel that adds one to each takes about a millisecond."""
     return torch.zeros(2**29, device=GPU)
 
 

@@ -13,7 +13,7 @@ OTHERS = [
     *("", "NVIDIA Abacus", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H20-3e", "NVIDIA H20 NVL16", "NVIDIA A10G"),
     *("NVIDIA GeForce RTX 4060 Ti", "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA L40"),
 ]
-"""Of which the figures are others, or which are no GPU."""
+"""Names with other figures, or of no GPU."""
 
 
 def test_each_name_is_of_one_entry():
@@ -93,7 +93,7 @@ def test_figures_are_in_si_units_and_have_a_source(gpu):
 
 @dataclass(frozen=True)
 class Chip:
-    """What the peaks of a GPU follow from, as whitepapers and product briefs have it."""
+    """The numbers behind a GPU's peaks, from whitepapers and product briefs."""
 
     sms: int
     mhz: int

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.numeric
 
 every_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS)
 each_way_to_wait = pytest.mark.parametrize("wrapper", ["naive", "bucketed, 0.4 kB", "symmetric memory"])
-"""For the gradients after the backward pass, for those of a bucket, and for the other ranks' writes."""
+"""For the gradients after the backward pass, a bucket's gradients, and the other ranks' writes."""
 
 
 class Branches(nn.Module):
@@ -89,7 +89,7 @@ def wrap_and_copy(wrapper, module):
 
 PATTERNS = [(ALL, ALL), (ALL[:3], ALL[2:]), ((), ("small", "large")), (ALL[1:], ALL[1:]), ((), ()), (ALL, ())]
 PATTERNS += [(("small", "tied"),) * 2]  # whose weight has the sum of both uses
-"""Of which branches ranks 0 and 1 make use, step after step."""
+"""The branches that ranks 0 and 1 use, step after step."""
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)

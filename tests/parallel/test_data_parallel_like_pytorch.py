@@ -32,7 +32,7 @@ def gradients(module):
 
 
 def assert_step_like_pytorchs(wrapped, device):
-    """The gradients of a step, as far as this rank has them, are those of DistributedDataParallel."""
+    """The gradients of a step, as far as this rank has them, are DistributedDataParallel's."""
     reference = DistributedDataParallel(copy.deepcopy(wrapped.module))
     x = torch.randn(4, 5, device=device)
     for model in (wrapped, reference):

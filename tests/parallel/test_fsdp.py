@@ -32,7 +32,7 @@ pytestmark = pytest.mark.numeric
 
 
 class Linear(nn.Module):
-    """A linear map of another package: it shares nothing with PyTorch's but its name and that of its weight."""
+    """A linear map of another package: it shares only its name and its weight's name with PyTorch's."""
 
     def __init__(self, d_in, d_out):
         super().__init__()
@@ -133,7 +133,7 @@ TOGETHER = (TransformerBlock, nn.Sequential)
 
 
 def check_training(device, name, together):
-    """Compare the weights after some steps with those of data parallelism, to the bit."""
+    """Compare the weights after some steps with data parallelism's, to the bit."""
     torch._dynamo.reset()
     fsdp, alone = wrap_and_copy(name, device, together=together)
     replicated = FlatDataParallel(alone)

@@ -142,7 +142,7 @@ FAULTS = {
     "more layers": ({"layers": 3}, r"another model's: it has 2\.weight: \[5, 5\] where this one has nothing more"),
     "wider": ({"width": 6}, r"Size mismatch between saved torch.Size\(\[6, 6\]\) and current: torch.Size\(\[5, 5\]\)"),
 }
-"""What is saved instead, and the error."""
+"""The state that is saved instead, and the error."""
 
 
 @pytest.mark.parametrize("fault", FAULTS)

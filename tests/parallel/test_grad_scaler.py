@@ -53,7 +53,7 @@ def test_an_overflow_anywhere_has_all_ranks_skip_the_step(device, kind, sharded_
     scalers = [scaler_cls(device.type, init_scale=8.0, growth_interval=2) for scaler_cls in kinds]
     torch.optim.lr_scheduler.StepLR(optimizer, 1)  # which wraps `step`
     for place in range(places):
-        # The last rank's gradients overflow in every other step, each time those of another parameter.
+        # The last rank's gradients overflow in every other step, each time another parameter's.
         overflowing = [overflow_where(module, place) for module in modules]
         for bad in (False, True, False, False):
             torch.manual_seed(10 * place + dist.get_rank())

@@ -136,5 +136,5 @@ def typeset_without_pictures(text: str, project: Path, pictures: Path) -> None:
 
 
 def mistakes(kind: str) -> list[list[Any]]:
-    """What tests/data/mistakes.yaml has of a kind: mistakes, and the sentences that answer them."""
+    """Mistakes of a kind in tests/data/mistakes.yaml, and the sentences that answer them."""
     return yaml.safe_load((ROOT / "tests/data/mistakes.yaml").read_text(encoding="utf-8"))[kind]

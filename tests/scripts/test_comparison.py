@@ -48,7 +48,7 @@ def with_own(measured):
 
 @pytest.fixture(scope="module")
 def tables():
-    """Those of the recorded H200s. Not to be changed."""
+    """Tables of the recorded H200s. Not to be changed."""
     return with_own(recorded())
 
 

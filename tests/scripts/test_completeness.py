@@ -13,7 +13,7 @@ CONTENDERS = ["data_parallel", "optimizer_sharding", "fsdp"]
 
 @pytest.fixture(params=CONTENDERS)
 def launches(request):
-    """An experiment's name and its table of two and four processes, of which four lack one metric and one contender."""
+    """An experiment's name and its table of two and four processes; four lack a metric and a contender."""
     name = request.param
     two = frame(name, planned_rows(name, "smoke"))
     table = pandas.concat([two, two.assign(processes=4)], ignore_index=True)

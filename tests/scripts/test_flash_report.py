@@ -34,7 +34,7 @@ def add_like(tables, like, implementation, factor):
 
 
 def tables_of(grids, like):
-    """Measured rows of every planned cell, those of the user's own like another's, and no rows of other experiments."""
+    """Measured rows of every planned cell, also of the user's own implementations, and no rows of other experiments."""
     tables = {name: frame(name, planned_rows(name, grids) if name == "flash" else []) for name in EXPERIMENTS}
     tables = add_like(tables, like, MINE, 0.9)
     refused = [cell for cell in planned_cells("flash", grids) if cell.implementation == like]
@@ -71,11 +71,11 @@ def test_they_are_in_every_table_and_figure_and_have_an_answer_each(h200):
         "metric == 'forward_backward' and d == 64 and sequence == 65536 and precision == 'bf16'"
     )
     times = select(times, compiled_call=False, heads=1).set_index("implementation")["median"]
-    told = (
+    verdict = (
         f"Your mine is {times['plain'] / times[MINE]:.1f}× as fast as plain attention at 65 536 tokens, d = 64 "
         "(one head, bf16)."
     )
-    assert plain(mine.verdict) == told
+    assert plain(mine.verdict) == verdict
     assert len(table_of(mine).rows) == len(table_of(answers["against_plain"]).rows)
     assert plain(wrong.headline) == f"Not measured on this machine: {WHY}."
     assert "mine" in words(figure_of("flash_training", h200))
@@ -105,6 +105,6 @@ def test_fp32_in_tf32_is_named(h200):
 def test_on_a_cpu_they_are_compared_at_the_longest_sequence():
     tables = tables_of("smoke", "plain")
     mine = answers_of(flash_benchmarking.answers(tables))["own_1"]
-    told = "Your mine is 1.11× as fast as plain attention at 512 tokens, d = 64 (one head, bf16)."
-    assert plain(mine.verdict) == told
+    verdict = "Your mine is 1.11× as fast as plain attention at 512 tokens, d = 64 (one head, bf16)."
+    assert plain(mine.verdict) == verdict
     assert [check for check in all_checks(tables) if check.outcome == "failed"] == []

@@ -13,7 +13,7 @@ CLOCKED = ("ms", "s", "us")
 
 
 def test_no_check_fails_where_each_cell_was_faster_or_slower():
-    """By as much as is honest, all times of a cell alike but for the total, with which samples of the clock agree."""
+    """By the spread of unchanged runs: a cell's times alike but the total, with which samples of the clock agree."""
     rng = np.random.default_rng(0)
     others = {name: table.copy() for name, table in recorded().items()}
     for name, table in others.items():

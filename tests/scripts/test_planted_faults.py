@@ -283,7 +283,7 @@ LIMITS = [
     for place, (sentence, laws) in enumerate(LAWS.items())
     for turn, law in enumerate(law for law in laws if law.metric not in COMMON or law.experiment == "flash")
 ]
-"""What every experiment has, like the total time of a cell, has the same law in each: one stands for all."""
+"""Metrics of every experiment, like the total time of a cell, have the same law in each: one stands for all."""
 UNSCALED = ("an equal share of", "less than 2% of the memory")
 """Laws that no scaled number breaks: one is about the samples of a single row, the other about rows that no cell has.
 Under `laws` above are their faults."""

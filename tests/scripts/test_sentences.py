@@ -11,7 +11,7 @@ NARROW = "\u202f"
 
 @pytest.fixture(params=sorted(FOLDER.glob("*.typ")), ids=lambda path: path.stem)
 def sentences(request):
-    """Those of a report outside of its tables, as they are read."""
+    """Sentences of a report outside of its tables, as they are read."""
     text = request.param.read_text(encoding="utf-8")
     prose = [line for line in text.splitlines() if not line.startswith(("[", "#table", "table."))]
     words = re.sub(r'#"([^"]*)";', r"\1", "\n".join(prose))

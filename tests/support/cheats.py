@@ -122,7 +122,7 @@ class Lazy(torch.Tensor):
 
 
 def later(like, compute):
-    """What computes when it is used."""
+    """A tensor that computes when it is used."""
     x = torch.empty_like(like).as_subclass(Lazy)
     x.compute = compute
     return x

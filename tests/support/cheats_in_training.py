@@ -265,7 +265,7 @@ class Replicated(FSDP):
 
 
 class KeepsWeights(LateFSDP):
-    """Gathers no weights any more, and uses those of before."""
+    """Gathers no weights any more, and uses the old ones."""
 
     def forward(self, *inputs):
         return self.hidden[0](*inputs) if self.late else super().forward(*inputs)

@@ -67,7 +67,7 @@ def groups(tmp_path_factory):
 
 
 def processes(*numbers):
-    """A fixture with so many processes, in turn."""
+    """A fixture with each number of processes, in turn."""
     backends = {"gloo": (), "nccl": (pytest.mark.gpu,)}
     launches = [
         pytest.param(

@@ -1,4 +1,4 @@
-"""What each part of cs336_systems.training does together with everything else of PyTorch and of this library.
+"""Behaviour of each part of cs336_systems.training with everything else of PyTorch and of this library.
 
 Every field is trained by `test_compatibility`. `python -m tests.training.compatibility` writes docs/compatibility.md.
 """
@@ -333,7 +333,7 @@ def replaced(model):
 
 
 def gradients_of_torch_func(module, x, y):
-    """A loss whose gradients are those of torch.func.grad."""
+    """A loss whose gradients come from torch.func.grad."""
     parameters = dict(module.named_parameters())
     gradients, value = torch.func.grad_and_value(
         lambda given: torch.func.functional_call(module, given, (x, y), tie_weights=True)
@@ -343,7 +343,7 @@ def gradients_of_torch_func(module, x, y):
 
 
 def penalized(module, x, y):
-    """A loss and a term of its gradients, linear in them: the mean over parts of a batch is that of the whole."""
+    """A loss and a term of its gradients, linear in them: the mean over parts of a batch is the whole batch's."""
     loss = module(x, y)
     gradients = torch.autograd.grad(loss, [p for p in module.parameters() if p.requires_grad], create_graph=True)
     return loss + 0.1 * sum(gradient.float().sum() for gradient in gradients)
@@ -355,7 +355,7 @@ def nothing(_):
 
 @dataclass(frozen=True)
 class Other:
-    """What a part is used together with: changes of the model, its wrapper, the loss, or something between steps."""
+    """A companion of a part: changes of the model, its wrapper, the loss, or something between steps."""
 
     name: str
     before: Callable[[TransformerLM], Any] = nothing
@@ -368,7 +368,7 @@ class Other:
     """Whether each rank has its part of the batch."""
     tolerance: float = 0
     reference: "Other | None" = None
-    """What the reference is trained with; None: nothing."""
+    """The companion of the reference; None: nothing."""
 
 
 ALONE = Other("alone")
@@ -422,7 +422,7 @@ REFUSED = {
     for part in parts
     for other in others
 }
-"""What is refused, by part and by what it is used together with: a regular expression of the error's sentence."""
+"""Refused combinations, by part and by companion: a regular expression of the error's sentence."""
 
 
 def batches():
@@ -461,7 +461,7 @@ def takes_all_ranks(part, other):
 
 
 def difference(part, other):
-    """How far weights end from those of PyTorch, relative to how far these went."""
+    """Distance of the final weights from PyTorch's, relative to how far PyTorch's moved."""
     optimizer = torch.optim.SGD if part.optimizer is torch.optim.SGD else torch.optim.AdamW
     begin, end = by_pytorch(optimizer, part.clips, other.reference or ALONE)
     share = SEQUENCES // dist.get_world_size()
@@ -472,7 +472,7 @@ def difference(part, other):
 
 
 def problem(part_name, other):
-    """What is wrong with a field; an empty string if nothing is."""
+    """The error in a field; an empty string if it is right."""
     part, sentence = PARTS[part_name], REFUSED.get((part_name, other.name))
     try:
         off = difference(part, other)

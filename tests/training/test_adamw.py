@@ -169,7 +169,7 @@ def without(state_dict, name):
 
 
 def whole_state(optimizer):
-    """What a refusal must not change."""
+    """State that a refusal must not change."""
     return copy.deepcopy((optimizer.param_groups, dict(optimizer.state), [*optimizer.masters().values()]))
 
 
@@ -373,7 +373,7 @@ def test_a_group_that_is_refused_is_not_added():
 
 
 def assert_trains_as_adamw(optimizer, parameters, steps=range(1, 6), state=None):
-    """Further steps are those of torch.optim.AdamW from the same masters, moments and steps."""
+    """Further steps equal torch.optim.AdamW's from the same masters, moments and steps."""
     masters = optimizer.masters()
     references = [nn.Parameter(masters[p].detach().clone()) for p in parameters]
     reference = torch.optim.AdamW(references, **OPTIONS)

@@ -7,7 +7,7 @@ from tests.support.ranks import on_all_ranks
 from tests.training.compatibility import NOT_COMBINED, OTHERS, PAGE, PARTS, REFUSED, page, problem, takes_all_ranks
 
 SLOW = {f"{kind}DataParallel" for kind in ("Naive", "Flat", "Overlapped")} | {"SymmetricMemoryShardedOptimizer"}
-"""What shares its code with another entry."""
+"""Entries that share their code with another."""
 
 
 @pytest.mark.parametrize(

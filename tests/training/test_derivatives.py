@@ -81,7 +81,7 @@ LAYOUTS = {
 
 
 def gradients(function, leaves, given, used):
-    """Gradients of all leaves, given those of some results, by their numbers."""
+    """Gradients of all leaves, given some results' gradients by their numbers."""
     results = as_tuple(function(*leaves))
     return torch.autograd.grad(
         [results[n] for n in used], leaves, [given[n] for n in used], allow_unused=True, materialize_grads=True

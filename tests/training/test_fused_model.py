@@ -86,7 +86,7 @@ def test_flash_attention_on_heads_of_80():
 
 
 def worse_gradients(model, batch, device, autocast, exact_attention=None):
-    """Names of gradients whose error against float64 is above that of the model; it is fused in a copy."""
+    """Names of gradients whose error against float64 is above the model's; it is fused in a copy."""
     exact_model = copy.deepcopy(model).double()
     for block in exact_model.blocks:
         block.attention.attention = exact_attention or block.attention.attention

@@ -31,7 +31,7 @@ def plain(hidden, weight, targets):
 
 
 def check(tokens, d, vocabulary, dtype, chunk, device="cpu"):
-    """An error at most twice that of PyTorch with all logits in the same precision."""
+    """An error at most twice PyTorch's with all logits in the same precision."""
     hidden, weight, targets = make_inputs(tokens, d, vocabulary, dtype, device)
     exact = plain(hidden.detach().double().requires_grad_(), weight.detach().double().requires_grad_(), targets)
     theirs = plain(hidden, weight, targets)

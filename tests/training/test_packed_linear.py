@@ -31,7 +31,7 @@ def is_packed(pair):
 
 
 def check(pair):
-    """Outputs and gradients are those of the weights as they are now, before and after a step."""
+    """Outputs and gradients follow the weights' current values, before and after a step."""
     for _ in range(2):
         weights = weights_of(pair)
         x = torch.randn(4, 3, 8, dtype=weights[0].dtype, requires_grad=True)

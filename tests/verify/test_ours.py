@@ -32,7 +32,7 @@ OURS = {
     ),
     "fsdp": ("cs336_systems.parallel.fsdp:FullyShardedDataParallel",),
 }
-"""What is measured, each by one name."""
+"""Measured classes, each by one name."""
 ADAPTERS = [
     pytest.param(family, own.path, marks=[pytest.mark.gpu] * own.path.endswith("triton"))
     for family, own in implementations_in(ROOT / "tests/adapters.py")

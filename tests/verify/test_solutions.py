@@ -1,4 +1,4 @@
-"""Solutions of the handout as they differ from each other: each is judged by what was asked, without an edit."""
+"""Solutions of the handout as they differ from each other: each is tested against what was asked, without an edit."""
 
 import re
 

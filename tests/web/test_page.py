@@ -153,16 +153,16 @@ def test_a_row_shows_all_that_was_recorded_the_command_that_repeats_it_and_its_a
     browser.open(page)
     browser.to_explorer()
     browser.click("#explorer .rows tbody tr")
-    told = browser.wait("return document.querySelector('#detail[open] .content')?.textContent")
+    details = browser.wait("return document.querySelector('#detail[open] .content')?.textContent")
     row = planned_rows("end_to_end", "smoke")[0]
     command = "python -m cs336_systems.benchmarks end_to_end --"
     for text in ("median", row.revisions, row.git_commit, row.utc[:10], HTML, command):
-        assert text in told
+        assert text in details
     browser.wait("return document.querySelector('#detail svg')")
     address = browser.run("return document.querySelector('#detail a').href")
     browser.open(page)
     browser.driver.get(address)
-    assert browser.wait("return document.querySelector('#detail[open] .content')?.textContent") == told
+    assert browser.wait("return document.querySelector('#detail[open] .content')?.textContent") == details
 
 
 def test_back_leads_from_the_rows_of_a_section_to_the_section(page, browser):

@@ -98,7 +98,7 @@ def add_toy_experiment(folder: Path) -> None:
 
 
 def copy_toy(folder: Path, *, on_gpus: bool = False) -> Path:
-    """A project of the toy experiment alone; for GPUs, of which there are none, a stand-in replaces its benchmark."""
+    """A project of the toy experiment alone; where GPUs are planned, a stand-in replaces its benchmark."""
     add_toy_experiment(copy_project(folder, NO_CELLS, sections=()))
     replace_numeric_tests(folder)
     if on_gpus:
@@ -128,7 +128,7 @@ def replace_numeric_tests(folder: Path, *experiments: str) -> None:
 
 
 def environment(folder: Path, gpus: int = 0) -> dict[str, str]:
-    """The environment of a run in a folder; with GPUs, a stand-in for the driver reports so many H200s."""
+    """The environment of a run in a folder; with GPUs, a stand-in for the driver reports this number of H200s."""
     path = [str(folder)]
     variables = {"CUDA_VISIBLE_DEVICES": ""}
     if gpus:
@@ -180,7 +180,7 @@ def planned_jobs(folder: Path, *arguments: str, gpus: int = 0) -> set[str]:
 
 
 def planned_rules(folder: Path, *arguments: str, gpus: int = 0) -> set[str]:
-    """The rules of which a dry run plans a job."""
+    """The rules for which a dry run plans a job."""
     return set(re.findall(r"^(\w+) +\d+$", snakemake(folder, "-n", *arguments, gpus=gpus), re.M)) - {"total"}
 
 

@@ -20,7 +20,7 @@ def project(tmp_path_factory):
 
 
 def refused(folder, *arguments):
-    """What Snakemake prints before it ends without running anything."""
+    """Snakemake's output before it ends without running anything."""
     output = snakemake(folder, *arguments, check=False)
     assert "Traceback" not in output
     assert 'file "' not in output.lower()

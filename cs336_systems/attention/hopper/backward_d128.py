@@ -97,10 +97,10 @@ class Sources(NamedTuple):
 def attention_backward_d128_kernel(
     q,  # descriptor of [batch, heads, n_queries, d] in boxes of [1, 1, 64, columns], see box_columns
     k,  # descriptor of [batch, heads / HEADS_PER_KV_HEAD, n_keys, d], likewise, but in boxes of at most 64 columns
-    v,  # descriptor of [batch, heads / HEADS_PER_KV_HEAD, n_keys, d] like that of q
-    do,  # descriptor like that of q
-    dk,  # descriptor of [batch, heads, n_keys, d] like that of q, out
-    dv,  # descriptor like that of dk, out
+    v,  # descriptor of [batch, heads / HEADS_PER_KV_HEAD, n_keys, d] like q's
+    do,  # descriptor like q's
+    dk,  # descriptor of [batch, heads, n_keys, d] like q's, out
+    dv,  # descriptor like dk's, out
     lse_delta,  # descriptor of [batch x heads x query tiles x 2 x 64] fp32 in tiles of 64: L in units of log2, then D
     dq,  # pointer, [batch x heads x query tiles, 64 x BLOCK_D] fp32: dQ / softmax_scale is added to it, see add_dq
     added,  # pointer, [batch x heads x query tiles] int32: programs that have added to dQ, 0; None for any order

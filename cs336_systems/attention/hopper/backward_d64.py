@@ -67,10 +67,10 @@ class Shared(NamedTuple):
 def attention_backward_d64_kernel(
     q,  # descriptor of [batch, heads, n_queries, d] in tiles of [1, 1, 64, 64]
     k,  # descriptor of [batch, heads / HEADS_PER_KV_HEAD, n_keys, d], likewise
-    v,  # descriptor like that of k
-    do,  # descriptor like that of q
+    v,  # descriptor like k's
+    do,  # descriptor like q's
     dk,  # descriptor of [batch, heads, n_keys, d], likewise, out
-    dv,  # descriptor like that of dk, out
+    dv,  # descriptor like dk's, out
     lse_delta,  # descriptor of [batch x heads x query tiles x 2 x 64] fp32 in tiles of 64: L in units of log2, then D
     dq,  # pointer, [batch x heads x query tiles, 64 x 64] fp32: dQ / softmax_scale is added to it, see add_dq
     added,  # pointer, [batch x heads x query tiles] int32: programs that have added to dQ, 0; None for any order

@@ -61,8 +61,8 @@ class Shared(NamedTuple):
 def attention_forward_kernel(
     q,  # descriptor of [batch, heads, n_queries, d] in boxes of [1, 1, 64, columns], see box_columns
     k,  # descriptor of [batch, heads / HEADS_PER_KV_HEAD, n_keys, d] in boxes of [1, 1, BLOCK_N, columns]
-    v,  # descriptor like that of k
-    o,  # descriptor like that of q, out
+    v,  # descriptor like k's
+    o,  # descriptor like q's, out
     lse,  # pointer, [batch, heads, n_queries] fp32, out: log-sum-exp of the scaled scores, natural logarithm
     sinks,  # pointer, [heads]; None for none, as window_left
     heads,

@@ -131,7 +131,7 @@ def add_product(sums, packed, matrix):
 
 @gluon.jit
 def wait_for_sums(PENDING: gl.constexpr, sums):
-    """Wait until at most PENDING matmuls started after that of `sums` are unfinished."""
+    """Wait until at most PENDING matmuls started after the matmul of `sums` are unfinished."""
     if len(sums) == 1:
         return (warpgroup_mma_wait(PENDING, deps=(sums[0],)),)
     else:

@@ -68,7 +68,7 @@ TOLERANCE = 2.0**-10
 """The allowed error of a gradient, relative to the mean over the ranks. Wrong gradients are off by far more; another
 order of additions by less."""
 PROFILED_STEPS = 3
-"""Steps that are profiled, of which the one with the median duration counts."""
+"""Steps that are profiled; the one with the median duration counts."""
 LEARNING_RATE = 1e-6
 """Learning rate small enough that hundreds of steps on one batch hardly change the size of weights and gradients."""
 ALONE = Declared(name=BASELINE, title="no communication", builder=f"{BUILDERS}.ours:alone", scheme="alone")

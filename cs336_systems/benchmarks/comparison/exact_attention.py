@@ -181,7 +181,7 @@ class Worst(NamedTuple):
 def largest_error(result: Tensor, exact: Tensor, grad_o: Tensor) -> Worst:
     """Find the largest error among parts of a few rows, relative to each part's norm.
 
-    Gradients that cancel out, such as those of a query that sees one key, are compared with the norms of their terms.
+    Gradients that cancel out, such as a query's that sees one key, are compared with the norms of their terms.
     """
     rows = exact.shape[-2]
     parts = [x.tensor_split(max(1, rows // PART), dim=-2) for x in (result, exact, grad_o)]

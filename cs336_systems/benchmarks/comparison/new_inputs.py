@@ -42,7 +42,7 @@ LAPS = 3
 ROUNDS = 4
 """Maximum number of attempts on a CPU until new inputs take as long: other programs may slow it down."""
 COMPARED = 2**30
-"""Scores compared after each lap: those of randomly chosen heads, at least one head."""
+"""Scores compared after each lap, in randomly chosen heads, at least one."""
 originals()  # before code under test is imported
 
 

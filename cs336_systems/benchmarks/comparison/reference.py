@@ -183,7 +183,7 @@ def differences(own: Notes, right: Notes, precision: str) -> Iterator[str]:
 
 
 def loss_tolerance(loss: Tensor, precision: str) -> float:
-    """Return the allowed relative error of a loss. That of `fully_shard` is a bf16 number, rounded to its neighbour."""
+    """Return the allowed relative error of a loss. `fully_shard` computes it in bf16, rounded to its neighbour."""
     return max(LOSS_TOLERANCE[precision], torch.finfo(loss.dtype).eps if precision == "bf16" else 0)
 
 

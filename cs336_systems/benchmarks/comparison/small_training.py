@@ -39,7 +39,7 @@ HYPERPARAMETERS: Mapping[str, Any] = {"lr": 1e-2, "eps": 1e-3, "fused": True}
 TOLERANCE = {"fp32": 2.0**-9, "bf16": 2.0**-2}
 """Allowed errors of weight changes, relative to the changes. bf16: autocast against weights in bf16."""
 MOST_HELD = {"fsdp": ("parameters", 0.75), "optimizer_sharding": ("optimizer_state", 0.9)}
-"""What the ranks of an experiment share, and the maximum share of one rank in the small model."""
+"""State that the ranks of an experiment share, and the maximum share of one rank in the small model."""
 
 
 def require_same_training(contender: Declared, cell: Any, device: torch.device, **sizes: int) -> None:
@@ -49,7 +49,7 @@ def require_same_training(contender: Declared, cell: Any, device: torch.device, 
         contender: the no-communication baseline trains on each rank alone, on its part of the batch.
         cell: determines model class, precision and number of processes.
         device: this rank's device.
-        sizes: sizes that differ from those of the small model.
+        sizes: sizes that differ from the small model's.
 
     Raises:
         Unavailable: on all ranks, if the contender is unavailable on one, or trains incorrectly and is not this

@@ -23,7 +23,7 @@ SUCCESSORS = (0.6, 0.2, 0.1, 0.1)
 
 
 def chain_entropy() -> float:
-    """The minimum cross-entropy per token, in nats, of the data below: that of a model that knows the chain."""
+    """The minimum cross-entropy per token, in nats, of the data below, reached by a model that knows the chain."""
     return -sum(p * math.log(p) for p in SUCCESSORS)
 
 

@@ -85,7 +85,7 @@ def matmuls(step: Setting, device: torch.device) -> Iterator[Measurement]:
 
 
 def time_matmuls(step: Setting, device: torch.device, kind: "type[ProductTensors]") -> list[float]:
-    """Time all matmuls of a step but attention's in sequence, those of blocks with operands of a kind, in seconds."""
+    """Time all matmuls of a step but attention's in sequence, in seconds; blocks use operands of the given kind."""
     layers = step.shape.num_layers
     in_blocks = [kind(*widths, layers, step.tokens, device) for widths in linear_maps(step)]
     head = ProductTensors(step.shape.d_model, step.vocab_size, 1, step.tokens, device)

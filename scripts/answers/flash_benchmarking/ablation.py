@@ -56,7 +56,7 @@ def ablation(table: DataFrame, ours: str) -> Answer:
 
 
 def passes(table: DataFrame) -> DataFrame:
-    """The timed passes, and their `worth`: their time over that of the kernels with nothing reverted."""
+    """The timed passes, and their `worth`: their time over the unchanged kernels' time."""
     keys = ["precision", "d", "metric"]
     timed = table[table["metric"].isin(PHASES) & (table["status"] == "ok") & table["without"].isin(list(DECISIONS))]
     usual = select(timed, without="nothing").set_index(keys)["median"].rename("usual")

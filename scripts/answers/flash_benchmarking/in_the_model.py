@@ -12,7 +12,7 @@ from scripts.views.verdicts import Speed, against
 KEYS = ["size", "label", "context", "precision", "compiled"]
 OTHERS = ("plain", "sdpa")
 COLUMNS = {"plain": " plain", "SDPA": " sdpa", "ours": ""}
-"""What each attention's columns end in, by its title."""
+"""The suffix of each attention's columns, by its title."""
 MODELS: Columns = {
     "": {"model": "{label}{how}", "context": "{context}"},
     "step / ms": {title: f"{{step{way}:sig}} ({{p20{way}:sig}}–{{p80{way}:sig}})" for title, way in COLUMNS.items()},

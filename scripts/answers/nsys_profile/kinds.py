@@ -193,7 +193,7 @@ def attention_times(here: DataFrame) -> DataFrame:
 
 
 def flop_ratio(size: str, batch: int, context: int) -> float:
-    """FLOPs of the softmax over those of attention's matmuls."""
+    """Ratio of FLOPs: the softmax over attention's matmuls."""
     shape = parse_size(size)
     pairs = batch, shape.num_heads, context
     return softmax_flops(*pairs) / forward_flops(*pairs, shape.d_model // shape.num_heads, causal=False)
