@@ -46,7 +46,7 @@ CARD_BOUND: Mapping[str, Bound] = {
     "transfers": "communication",
     "all_reduce": "communication",
 }
-"""By the card's instruments."""
+"""The bound of each of the card's instruments."""
 ON_DEVICE = ("kernel", "graph", "handout", "floor", "copy_speed", "matmul_rate")
 """Metrics of pure device time."""
 

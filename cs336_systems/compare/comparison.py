@@ -15,7 +15,7 @@ from cs336_systems.record.revisions import same_code
 from cs336_systems.record.validation import Row
 
 SAMPLES = "samples"
-"""In place of an experiment, for the times of other tools."""
+"""The name that other tools' times have instead of an experiment's."""
 STATED = ("gpu", "cpu", "driver", "cuda", "cudnn", "torch", "triton", "flash_attn", "python", "git_commit")
 """Provenance whose differences are stated first."""
 VERSIONS = ("gpu", "cpu", "driver", "cuda", "cudnn", "torch", "torch_files", "triton", "python")
@@ -75,7 +75,7 @@ class Comparison:
     differs: Mapping[str, tuple[str, str]]
     """Columns that differ between the runs, with the values of both."""
     same_code: Mapping[str, bool]
-    """By experiment, whether both runs measured it with the same digest of the code."""
+    """Whether both runs measured an experiment with the same digest of the code, by its name."""
     widened: float
     """Factor on all intervals: how much more the cells of unchanged code differ than calibrated."""
     margin: float

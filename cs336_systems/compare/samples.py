@@ -29,7 +29,7 @@ class Samples:
     """The text that named the file."""
     path: Path
     times: Mapping[str, Time]
-    """In ms, by name."""
+    """Times in ms, by name."""
     on_gpu: bool
     """Whether a GPU was timed, on its own clock."""
     about: Mapping[str, str]

@@ -56,9 +56,9 @@ class RunToRun:
     """How far a cell's median moves from one run to the next: the standard deviation of its logarithm."""
 
     base: float
-    """Of any cell."""
+    """The part that any cell has."""
     spread: float
-    """Per relative spread of the samples."""
+    """The part per relative spread of the samples."""
     clock: float
     """Per relative drop of the clock below the GPU's maximum."""
     typical_spread: float

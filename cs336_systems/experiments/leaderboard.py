@@ -12,7 +12,7 @@ from cs336_systems.accounting.setting import Setting
 from cs336_systems.experiments.base import Experiment, Positive, Size
 
 AUTO = -1
-"""As few recomputed blocks as the device's memory allows."""
+"""The value that recomputes as few blocks as the device's memory allows."""
 RANKS = 2
 """GPUs of the leaderboard."""
 RESERVE = 0.06

@@ -105,7 +105,7 @@ def trace_step(
         precision: of weights and operators.
         checkpointed: whether each block (member of a ModuleList or Sequential of equals) keeps only its input.
         loss_in_autocast: whether autocast ends with the loss, as in PyTorch's examples, or with the model. It keeps its
-            bf16 copies of weights until it ends, also those of checkpointed blocks.
+            bf16 copies of weights until it ends, also in checkpointed blocks.
 
     Raises:
         ValueError: the module cannot be built or run without data, in one sentence.

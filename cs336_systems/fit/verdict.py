@@ -45,7 +45,7 @@ class Prediction:
     """Expected time of a step."""
     time_error: Error | None
     host_seconds: float
-    """In which the host launches the step, about; where that is longer, `seconds` is a lower bound."""
+    """Approximate time in which the host launches the step; if it is longer, `seconds` is a lower bound."""
     at_least: bool = False
     """Whether the memory is a lower bound: what convolutions need while they run is not predicted."""
 

@@ -5,9 +5,9 @@ import torch
 CAPABILITY = (8, 9)
 """The lowest compute capability with FP8 matmuls."""
 E4M3 = torch.float8_e4m3fn
-"""Of values and weights: 3 bits of mantissa, up to 448."""
+"""Format of values and weights: 3 bits of mantissa, up to 448."""
 E5M2 = torch.float8_e5m2
-"""Of gradients, by default: 2 bits of mantissa, up to 57 344."""
+"""Default format of gradients: 2 bits of mantissa, up to 57 344."""
 SMALLEST_AMAX = 1e-12
 """A tensor's largest element counts as at least this, so that a tensor of zeros has a scale."""
 HEADROOM = 2.0

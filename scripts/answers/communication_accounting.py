@@ -14,7 +14,7 @@ from scripts.views.parallelism import MESH, closed_forms
 from scripts.views.units import GB
 
 STAGES, MICRO_BATCHES = 4, 16
-"""Of the pipeline in (d)."""
+"""The pipeline in (d)."""
 H100_MEMORY = listed("NVIDIA H100 80GB HBM3").memory
 
 

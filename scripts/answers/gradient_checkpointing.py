@@ -17,7 +17,7 @@ from scripts.views.units import GIB
 from scripts.views.verdicts import against
 
 HANDOUT_LAYERS = SIZES["2.7B"].num_layers
-"""Of the handout's model, which is used for the strategies if no model was measured."""
+"""Blocks of the handout's model, which is used for the strategies if no model was measured."""
 METRICS = {"peak": ("peak_memory", "mean"), "step": ("step", "median")}
 
 

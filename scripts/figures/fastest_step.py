@@ -14,7 +14,7 @@ OTHER = CATEGORIES[-1]
 LEAST = 0.01
 """Share of the time in which kernels run from which on a kind has a lane of its own."""
 LOSS = "cross_entropy"
-"""In the names of the kernels that end the forward pass."""
+"""Part of the names of the kernels that end the forward pass."""
 
 
 def draw(trace: str) -> Figure:

@@ -59,7 +59,7 @@ class Contents(BaseModel, extra="forbid", strict=True, frozen=True):
     parts: dict[str, dict[str, str]]
     """The titles of the sections by their names, by the title of their part."""
     figures: dict[str, Figure]
-    """By name."""
+    """The figures by name."""
 
     @property
     def sections(self) -> list[str]:

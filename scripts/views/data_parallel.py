@@ -39,7 +39,7 @@ def wrappers(tables: Mapping[str, DataFrame]) -> DataFrame:
 
 
 def fastest_of_each(cell: DataFrame) -> DataFrame:
-    """Of a cell's contenders, the fastest of each kind; of PyTorch's, those with default settings and the fastest."""
+    """The fastest of each kind of a cell's contenders; for PyTorch, its default settings and its fastest."""
     kinds = [[BASELINE], *([name] for name in OURS), PYTORCH[:1], PYTORCH, *([name] for name in names_in(cell, OWN))]
     rows = [fastest(cell, names) for names in kinds]
     return cell.loc[list(dict.fromkeys(row.name for row in rows if row is not None))]

@@ -26,7 +26,7 @@ CELL = [name for name in CELLS if name in parameters(OptimizerSharding)]
 def memory(table: DataFrame) -> DataFrame:
     """One row per contender and moment: MiB on the rank with most memory in use.
 
-    Columns: the parameters, `label`, `gpu`, `moment` and those of `described`; those of HELD; `allocated`, `rest`
+    Columns: the parameters, `label`, `gpu`, `moment`, and what `described` adds; all of HELD; `allocated`, `rest`
     (allocated, but none of HELD) and `peak`, NaN if there is no allocator to count them; `total`, everything counted;
     `most_state` and `whole_state`: the optimizer state of the rank with the most of it, and of all ranks.
     """

@@ -67,7 +67,7 @@ def test_a_class_gets_a_table_and_strictly_a_wrong_one_fails_the_run(tmp_path):
     assert "flash has no &#39;FlashAttention&#39;" in table
     assert "2 times as large as the mean over ranks, as a sum over ranks is" in table
     assert "implementations.yaml: unknown key &#39;atention&#39;; allowed: attention, data_parallel," in table
-    assert "<th>sharded_optimizer</th>" not in table  # of which nobody has one
+    assert "<th>sharded_optimizer</th>" not in table  # nobody has one
     assert {path.stem for path in (folder / "results/cpu/verify").iterdir()} == {
         path.name for path in students.iterdir()
     }

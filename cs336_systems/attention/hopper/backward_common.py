@@ -182,8 +182,8 @@ def add_dq(dq, x, tile, COLUMNS: gl.constexpr):
 def await_turn(added, head_tiles, tile, is_first, window_left):
     """Begin to wait until earlier keys have added to dQ of a pair of query tiles, at the first step of the pair.
 
-    One warp waits; sync_warpgroup makes the others wait for it. The number of programs with earlier keys is that of key
-    tiles before this program's, but for those that a window hides. head_tiles query tiles of other heads come first.
+    One warp waits; sync_warpgroup makes the others wait for it. There are as many programs with earlier keys as key
+    tiles before this program's that no window hides. head_tiles query tiles of other heads come first.
     """
     if is_first | (tile % 2 == 1):
         first = tile // 2 * 2
