@@ -110,8 +110,7 @@ def in_time(table: DataFrame, rows: DataFrame) -> Answer:
         missing=not_profiled(table, rows),
         verdict=facts.say(
             tell(first, "Yes, except at the start:" if len(late) else "Yes:", "No:")
-            + " {late} of {blocks} units wait for weights, {own[late]:ms} of a profiled pass of "
-            "{own[forward_length]:ms} ({own[cell]})."
+            + " {late} of {blocks} units wait for weights, {own[late]:ms} in total ({own[cell]})."
         ),
         more=facts.say(
             "The profiled forward pass takes {own[forward_length]:ms} (_{own[title]}_).",
