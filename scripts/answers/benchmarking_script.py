@@ -117,10 +117,9 @@ def host_overhead(known: DataFrame) -> Answer:
             cells=median_of(len(slow), "training step"),
         ),
         more=say(
-            "{row[label]}'s step in bf16 has {row[launches]:whole} launches, on average {per_block:whole} per block.",
+            "{row[label]}'s step in bf16 has {row[launches]:whole} launches.",
             "torch.compile leaves {share:span percent} of the launches ({cells}); a CUDA graph needs only one.",
             row=largest,
-            per_block=None if largest is None else largest["launches"] / parse_size(largest["size"]).num_layers,
             share=least_and_most(both["launches_compiled"] / both["launches"]),
             cells=count(len(both), "cell"),
         ),
@@ -151,7 +150,7 @@ def variability(known: DataFrame) -> Answer:
             cells=median_of(int((~bound).sum()), "cell"),
         ),
         more=say(
-            "It exceeds {limit:percent} in {wide} of them.",
+            "After warm-up, it exceeds {limit:percent} in {wide} of them.",
             "In host-bound cells it is {typical:percent} ({cells}).",
             limit=WIDE,
             wide=wide or "none",

@@ -74,7 +74,7 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
                 holds[0],
                 "As expected, an intermediate size is best: {best[bucket_mb]} MB, {best[median]:ms}"
                 if all(holds)
-                else "An intermediate size is best in {confirmed} of {settings} settings: {best[bucket_mb]} MB, "
+                else "An intermediate size is best in {confirmed} of {settings} settings, as {best[bucket_mb]} MB, "
                 "{best[median]:ms}",
                 "Unexpectedly, an extreme size is best: {best[bucket_mb]} MB, {best[median]:ms}",
                 "The size hardly matters: steps are within {apart:percent}"

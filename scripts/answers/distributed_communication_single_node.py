@@ -116,7 +116,7 @@ def interaction(cells: DataFrame, fits: Lines) -> Answer:
             )
             + "; at o·w bytes the overhead is half of the time.",
         ),
-        reason=say(*(growth(select(cells, backend=each), fits) for each in BACKENDS)),
+        reason=say(*(growth(select(cells, backend=each)) for each in BACKENDS)),
         missing="No line could be fitted: fewer than two sizes were measured, or the time does not grow with the size.",
     )
 
@@ -138,7 +138,7 @@ def fits_of(fits: Lines) -> DataFrame:
     )
 
 
-def growth(cells: DataFrame, fits: Lines) -> Typst:
+def growth(cells: DataFrame) -> Typst:
     """The time with the most processes over the time with the fewest, at the smallest and the largest size measured
     with both.
 
@@ -150,19 +150,9 @@ def growth(cells: DataFrame, fits: Lines) -> Typst:
     if few == many or len(both) < 2:
         return NOTHING
     small, large = both.iloc[0], both.iloc[-1]
-    before, after = (fits.get((small["backend"], n)) for n in (few, many))
-    grows = before and after and small["ratio"] > large["ratio"] and after.overhead > before.overhead
     facts = Facts(small=small, large=large, few=few, many=many, ring=(1 - 1 / many) / (1 - 1 / few))
     return facts.say(
         "Over {small[name]}, going from {few} to {many} processes makes {large[megabytes]} MB take "
         "{large[ratio]:times} and {small[megabytes]} MB {small[ratio]:times} as long; a ring with equal links and no "
         "overhead would take {ring:times} at every size.",
-        say(
-            "{size} MB slows down more, since the overhead grows from {before:µs} to {after:µs}.",
-            size=small["megabytes"],
-            before=1e6 * before.overhead,
-            after=1e6 * after.overhead,
-        )
-        if grows and before and after
-        else "",
     )

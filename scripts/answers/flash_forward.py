@@ -23,6 +23,6 @@ def answers(tables: Tables) -> Answers:
             "One Triton kernel does the same: one program per head and tile of queries, with fp32 accumulators.",
         ),
         "causal": Answer("(c) Causal", "Tiles of keys above the diagonal are skipped; only those on it are masked."),
-        "gain": say(", together at {gain:times} fp32’s peak rate", gain=gain),
+        "gain": say(", whose peak rate is still {gain:times} that of one fp32 matmul", gain=gain),
         "hopper": measured_gpu(tables) != "",
     }

@@ -79,11 +79,12 @@ def pytorch(table: DataFrame, rows: DataFrame, comparisons: list[Duel]) -> Answe
     asked = comparisons[0]
     facts = Facts(own=asked.first, theirs=asked.other, row=first(rows), ahead=AHEAD)
     cells = [duel.cell for duel in comparisons]
+    outside = "With memory outside the allocator it" if asked.first["outside_memory"] > 0 else "It"
     return Answer(
         asked="Against fully_shard",
         verdict=asked.speed.sentence("FSDP (ours)", theirs(asked.other), f"({asked.cell})"),
         more=facts.say(
-            "With memory outside the allocator it peaks at {own[memory]:gib}, theirs at {theirs[memory]:gib}.",
+            f"{outside} peaks at {{own[memory]:gib}}, theirs at {{theirs[memory]:gib}}.",
             yours(select(rows, cell=asked.cell), {"FSDP (ours)": OURS}),
         ),
         evidence=Captioned(

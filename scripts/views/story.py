@@ -71,15 +71,15 @@ def limits(end_to_end: DataFrame, profile: Answers) -> Typst:
     sentences = []
     for precision, rows in steps.groupby("precision", sort=False):
         late = list(rows.loc[rows["host_bound"].astype(bool), "label"])
-        waiting = say("{late:listing} {waits}", late=late, waits="waits" if len(late) == 1 else "wait")
+        where = "" if len(late) == len(rows) else say(" with {late:listing}", late=late)
         sentences += [
             say(
                 "In {precision}, {who} busy for {busy} of the time"
-                + (": {waiting} for the host to launch kernels." if late else "."),
+                + (";{where} it waits for the host to launch kernels." if late else "."),
                 "They reach {reached:span percent} of its peak rate.",
                 precision=precision,
                 who=who,
-                waiting="they wait" if len(late) == len(rows) else waiting,
+                where=where,
                 busy=Typst(
                     " to ".join(dict.fromkeys(with_unit(100 * end, "%") for end in least_and_most(rows["busy"])))
                 ),

@@ -74,8 +74,9 @@ def costliest(rows: DataFrame) -> Typst:
         words = "In {row[precision]}, _{costly}_ costs most: the {row[metric]} pass takes {row[worth]:times} the time."
         return say(words, row=worst, costly=DECISIONS[worst["without"]])
     decision = worth.median().idxmax()
+    aside = " (without single samples)." if ((rows["without"] == decision) & (rows["n"] <= 1)).any() else "."
     return say(
-        "In {name}, _{costly}_ costs most in the median: {gain:span times} the time.",
+        "In {name}, the costliest is _{costly}_: {gain:span times} the time" + aside,
         name=rows["precision"].iloc[0],
         costly=DECISIONS[str(decision)],
         gain=least_and_most(worth.get_group(decision)),

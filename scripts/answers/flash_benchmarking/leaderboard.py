@@ -66,7 +66,7 @@ def leaderboard(table: DataFrame, cells: DataFrame, ablations: DataFrame) -> Ans
             legend=MARKS,
         ),
         reason=facts.say(
-            "Ours and the record are by the handout’s protocol: the mean over {rep} s of calls after {warmup} "
+            "Ours and the record are by the handout’s protocol: the mean over about {rep} s of calls after {warmup} "
             "s of warm-up, with accumulating gradients. The table's other columns are medians of calls on an idle, "
             "cooled GPU.",
             by_triton(rows, ablations),

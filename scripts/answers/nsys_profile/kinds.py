@@ -126,7 +126,7 @@ def others(close: DataFrame, unit: str) -> Answer:
     return Answer(
         asked=asked,
         verdict=say(
-            "Non-matmul {unit}s take {lost:listing} of the forward pass's {unit} time ({label}).",
+            "Non-matmul {unit}s take {lost:listing} of the {unit} time of inference ({label}).",
             unit=unit,
             lost=[say("{rest:percent} in {name}", rest=1 - part["matmul"], name=name) for name, part in parts.items()],
             label=close["label"].iloc[0],
