@@ -134,13 +134,13 @@ def explain(record):
             "If none does, as after a reboot: snakemake --unlock"
         )
     elif target := re.search(r"No \w+ to produce (\S+) ", text):
-        made = sorted(each.name for each in workflow.rules if not each.has_wildcards())
-        near = ", ".join(get_close_matches(target[1], made) or made)
-        record.msg = f"Error: the target is {target[1]!r}; allowed: {near}, or a file that a rule makes"
-        if re.fullmatch(r"on_\d+_gpus", target[1]):
-            record.msg = (
-                f"Error: {target[1]} has no jobs on {PLAN.machine}; another machine: --config machine='4 x H200'"
-            )
+        name = target[1]
+        if re.fullmatch(r"on_\d+_gpus", name):
+            record.msg = f"Error: {name} has no jobs on {PLAN.machine}; another machine: --config machine='4 x H200'"
+        else:
+            made = sorted(each.name for each in workflow.rules if not each.has_wildcards())
+            near = ", ".join(get_close_matches(name, made) or made)
+            record.msg = f"Error: the target is {name!r}; allowed: {near}, or a file that a rule makes"
     elif reasons := re.findall(r"^  +(?:Refused: (.*)|\((.*)\))$", text, re.M):
         record.msg = f"Error: {'; '.join(dict.fromkeys(map(''.join, reasons)))}"
     # What a failed command said stands below "Error in rule" as well.

@@ -75,7 +75,7 @@ class Comparison:
     differs: Mapping[str, tuple[str, str]]
     """Columns that differ between the runs, with the values of both."""
     same_code: Mapping[str, bool]
-    """Whether both runs measured an experiment with the same digest of the code, by its name."""
+    """Whether both runs measured an experiment with the same revisions of the code, by its name."""
     widened: float
     """Factor on all intervals: how much more the cells of unchanged code differ than calibrated."""
     margin: float
@@ -117,8 +117,12 @@ def compare(
     tops = top_clock(cells_a.values()), top_clock(cells_b.values())
     on_gpu = bool(a.rows[0].gpu)
     rough = [compared(*pair, tops, (price_a, price_b), on_gpu=on_gpu) for pair in pairs]
-    same = [cell.difference for cell, pair in zip(rough, pairs, strict=True) if cell.comparable and unchanged(*pair)]
-    cells, widened = decided(rough, same, margin, on_gpu=on_gpu)
+    unchanged = [
+        cell.difference
+        for cell, (_, row_a, _, row_b) in zip(rough, pairs, strict=True)
+        if cell.comparable and cell.same_code and relaunched(row_a, row_b)
+    ]
+    cells, widened = decided(rough, unchanged, margin, on_gpu=on_gpu)
     rows_a, rows_b = [pair[1] for pair in pairs], [pair[3] for pair in pairs]
     experiments = dict.fromkeys(cell.experiment for cell in cells)
     return Comparison(
@@ -201,14 +205,10 @@ def matched(a: Cell, b: Cell) -> list[tuple[Cell, Row, Cell, Row]]:
     return [(a, row, b, other) for row, other in pairs if other is not None]
 
 
-def unchanged(a: Cell, row_a: Row, b: Cell, row_b: Row) -> bool:
-    """Whether two rows are runs of the same program on the same kind of machine, and not copies of one run."""
-    same = all(getattr(row_a, name) == getattr(row_b, name) for name in VERSIONS)
-    return (
-        same
-        and same_code(*(getattr(row, "revisions", "") for row in (row_a, row_b)))
-        and getattr(row_a, "utc", "") != getattr(row_b, "utc", "")
-    )
+def relaunched(a: Row, b: Row) -> bool:
+    """Whether two rows are of the same versions on the same kind of machine, and not copies of one run."""
+    same = all(getattr(a, name) == getattr(b, name) for name in VERSIONS)
+    return same and getattr(a, "utc", "") != getattr(b, "utc", "")
 
 
 def compared(

@@ -72,28 +72,36 @@ def ladder(rows: DataFrame) -> Iterator[list[str]]:
 
 def duel(duels: list[Duel], what: str, rival: str) -> Iterator[list[str]]:
     """Ours against another in the cell of the report's verdict, followed by the same on other numbers of GPUs."""
-    row: list[str] = []
-    for each in duels:
-        if any(each.first[name] != duels[0].first[name] for name in SETTING):
-            continue
-        own, other = (Series({**times, "shown": times["median"]}) for times in (each.first, each.other))
+    alike = [each for each in duels if all(each.first[name] == duels[0].first[name] for name in SETTING)]
+    times = [[Series({**row, "shown": row["median"]}) for row in (each.first, each.other)] for each in alike]
+    further = [
+        f"; with {own['processes']} GPUs {milliseconds(own['shown'])} and {milliseconds(other['shown'])}: {words}"
+        for own, other in times[1:]
+        if (words := outcome(own, other))
+    ]
+    for each, (own, other) in zip(alike[:1], times[:1], strict=True):
         where = each.cell.removeprefix(f"{own['label']}, ")
-        for title, time, rivals in line(f"{sized(own)}, {where}: {what}", own, {rival: other}):
-            both = f"{time} and {milliseconds(other['shown'])}"
-            further = f"; with {own['processes']} GPUs {both}: {rivals.rpartition(': ')[2]}"
-            row = [*row[:2], row[2] + further] if row else [title, time, rivals]
-    yield from [row] if row else []
+        for *texts, rivals in line(f"{sized(own)}, {where}: {what}", own, {rival: other}):
+            yield [*texts, rivals + "".join(further)]
+
+
+def outcome(own: Series, other: Series | None) -> str:
+    """The report's verdict on our `shown` ms next to another's; empty if there is none."""
+    speed = against(own, other)
+    if other is None or speed.verdict == UNDECIDED:
+        return ""
+    ratio = other["shown"] / own["shown"]
+    faster = f"**{ratio:.2f}×**" if speed.faster else f"slower, {1 / ratio:.2f}× the time"
+    return "on par" if speed.verdict == SAME else faster
 
 
 def line(what: str, own: Series | None, others: Mapping[str, Series | None]) -> Iterator[list[str]]:
     """A row of the table: our `shown` ms next to others', with the report's verdict; no row without ours."""
     if own is None:
         return
-    compared = []
-    for title, other in others.items():
-        speed = against(own, other)
-        if other is not None and speed.verdict != UNDECIDED:
-            ratio = other["shown"] / own["shown"]
-            words = f"**{ratio:.2f}×**" if speed.faster else f"slower, {1 / ratio:.2f}× the time"
-            compared.append(f"{title} ({milliseconds(other['shown'])}): {'on par' if speed.verdict == SAME else words}")
+    compared = [
+        f"{title} ({milliseconds(other['shown'])}): {words}"
+        for title, other in others.items()
+        if other is not None and (words := outcome(own, other))
+    ]
     yield [what, milliseconds(own["shown"]), ", ".join(compared)]
