@@ -1,6 +1,6 @@
 """FLOPs and bytes of attention, from its shape alone."""
 
-from cs336_systems.accounting.units import BYTES, FP32_BYTES
+from cs336_systems.accounting.units import FP32_BYTES
 
 
 def forward_flops(batch: int, heads: int, sequence: int, d: int, *, causal: bool) -> float:
@@ -43,8 +43,3 @@ def plain_peak_bytes(batch: int, sequence: int, d: int) -> int:
     backward on a GPU), and the scores' gradient.
     """
     return FP32_BYTES * (6 * batch * sequence * d + 4 * batch * sequence**2)
-
-
-def inputs_and_gradients_bytes(heads: int, sequence: int, d: int, precision: str) -> int:
-    """Bytes of q, k, v and their gradients, heads · sequence · d each, which exist after any backward pass."""
-    return 6 * heads * sequence * d * BYTES[precision]

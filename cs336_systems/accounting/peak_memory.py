@@ -272,3 +272,8 @@ def _forward(setting: Setting) -> Use:
         weight_copies=layers * kept.weight_copies(setting),
         temporaries=(FP32_BYTES if setting.precision == "fp32" else BYTES["bf16"]) * logits,
     )
+
+
+def inputs_and_gradients_bytes(heads: int, sequence: int, d: int, precision: str) -> int:
+    """Bytes of q, k, v and their gradients, heads · sequence · d each, which exist after any backward pass."""
+    return 6 * heads * sequence * d * BYTES[precision]

@@ -74,7 +74,7 @@ def to_text(comparison: Comparison) -> str:
     for verdict in (SLOWER, FASTER):
         changed_most = sorted((cell for cell in comparison.cells if cell.verdict == verdict), key=rank)
         if changed_most:
-            lines += ["", f"{verdict} in {b} ({b} / {a}, with its interval):", *grouped_lines(changed_most[:SHOWN])]
+            lines += ["", f"{verdict} in {b} (ratio to {a}, with its interval):", *grouped_lines(changed_most[:SHOWN])]
             lines += [f"  and {len(changed_most) - SHOWN} more"] if len(changed_most) > SHOWN else []
     return "\n".join(lines)
 

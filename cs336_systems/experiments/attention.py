@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from cs336_systems.accounting.attention import inputs_and_gradients_bytes
 from cs336_systems.experiments.base import Experiment, NonNegative, Positive
 
 
@@ -30,11 +29,6 @@ class Attention(Experiment):
     """Forward and backward passes run before timing begins."""
     steps: Positive = 100
     """Forward and backward passes timed; the results of the last one are compared with attention in float64."""
-
-    @property
-    def least_bytes(self) -> int:
-        """Bytes of the inputs and their gradients; the score matrix comes on top."""
-        return inputs_and_gradients_bytes(self.batch_size, self.sequence, self.d, self.precision)
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:

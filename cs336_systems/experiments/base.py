@@ -84,11 +84,6 @@ class Experiment(metaclass=type):  # noqa: UP050 (mypy takes no other class for 
         """Describe each training step of a cell, by the name of its rung or contender, for the closed forms."""
         return iter(())
 
-    @property
-    def least_bytes(self) -> int:
-        """Bytes that a cell without training steps certainly needs; 0 if no closed form gives them."""
-        return 0
-
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:
         """The number of samples that a metric of a cell must have, or None if it is not planned."""

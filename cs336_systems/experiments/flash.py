@@ -6,7 +6,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator
 
-from cs336_systems.accounting.attention import inputs_and_gradients_bytes
 from cs336_systems.experiments.base import Experiment, Positive
 from cs336_systems.experiments.contender import Contender
 from cs336_systems.implementations import parse
@@ -206,11 +205,6 @@ class Flash(Experiment):
     """Milliseconds of timed calls that do_bench aims for; on a CPU, ten calls are timed."""
     implementation: Annotated[str, AfterValidator(_known)] = "triton"
     """The implementation; your own is called with q, k, v, [batch x heads, sequence, d], and is_causal."""
-
-    @property
-    def least_bytes(self) -> int:
-        """Bytes of the inputs and their gradients, which every implementation needs."""
-        return inputs_and_gradients_bytes(self.batch_size * self.heads, self.sequence, self.d, self.precision)
 
     @property
     def contender(self) -> AttentionContender:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
-from cs336_systems.accounting.peak_memory import possible_peaks
+from cs336_systems.accounting.peak_memory import inputs_and_gradients_bytes, possible_peaks
 from cs336_systems.accounting.setting import Setting
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.fit.gpus import gpu_of_label, memory_of
@@ -30,7 +30,7 @@ def exceeds(capacity: float, cell: Experiment, owner: str) -> str:
     settings = cell.training_steps().values()
     if any(outcome(setting, capacity) != "does not fit" for setting in settings):
         return ""
-    needed = least_memory(settings) if settings else cell.least_bytes
+    needed = least_memory(settings) if settings else attention_bytes(cell)
     if needed <= capacity:
         return ""
     return f"it needs {needed / GB:.0f} GB by closed form, and {owner} has {capacity / GB:.0f}"
@@ -39,6 +39,14 @@ def exceeds(capacity: float, cell: Experiment, owner: str) -> str:
 def least_memory(settings: Iterable[Setting]) -> int:
     """Bytes of the smallest possible peak of some settings."""
     return min(use.total for setting in settings for use in possible_peaks(setting))
+
+
+def attention_bytes(cell: Any) -> int:
+    """Bytes that any attention needs for a cell's inputs and their gradients; 0 if the cell is not of attention."""
+    if not hasattr(cell, "d"):
+        return 0
+    heads = getattr(cell, "batch_size", 1) * getattr(cell, "heads", 1)
+    return inputs_and_gradients_bytes(heads, cell.sequence, cell.d, cell.precision)
 
 
 def describe_too_large(cells: Any, machine: str) -> Iterator[str]:

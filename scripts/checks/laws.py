@@ -8,14 +8,9 @@ from typing import Any
 from numpy import max as max_of
 from pandas import DataFrame, Series
 
-from cs336_systems.accounting.attention import (
-    flash_flops,
-    inputs_and_gradients_bytes,
-    plain_bytes_before_backward,
-    plain_peak_bytes,
-)
+from cs336_systems.accounting.attention import flash_flops, plain_bytes_before_backward, plain_peak_bytes
 from cs336_systems.accounting.optimizer_sharding import fp32_adamw
-from cs336_systems.accounting.peak_memory import peak, saved_for_backward
+from cs336_systems.accounting.peak_memory import inputs_and_gradients_bytes, peak, saved_for_backward
 from cs336_systems.accounting.step_work import SPLIT_UPDATE_BYTES, all_pass_bytes
 from cs336_systems.accounting.transformer import adamw_bytes, matmul_flops, parameter_tensors
 from cs336_systems.accounting.units import FP32_BYTES, MIB

@@ -136,7 +136,7 @@ def test_a_dry_run_says_what_another_machine_measures_and_can_hold(tmp_path):
     output = snakemake(folder, "-n", "attention", "fsdp", "--config", "machine=2xRTX4090", own)
     title, table = (
         "2 x NVIDIA GeForce RTX 4090, 25.8 GB: cells by whether they fit into its memory",
-        "2.7B: 2 of 2 (from 33 GB)",
+        "2.7B: 2 of 2 (from 35 GB)",
     )
     assert output.count(title) == output.count(table) == 1
     assert re.search(r"^attention +36 +4 .*sequence 16384: 4 of 8", output, re.M)
