@@ -40,7 +40,7 @@ def measure(cell: Attention, device: torch.device) -> list[Measurement]:
     reset_peak(device)
     _, seconds = time_phases(phases, warmup=0, steps=cell.steps, device=device)
     peak, before_backward = peak_memory(device), held[-1]
-    made = {"o": o.detach(), "dq": q.grad, "dk": k.grad, "dv": v.grad}  # from the last timed pass
+    made = {"output": o.detach(), "dq": q.grad, "dk": k.grad, "dv": v.grad}  # from the last timed pass
     results = {name: result for name, result in made.items() if result is not None}
     assert results.keys() == made.keys(), "a pass leaves an input without a gradient"
     require_close(results, (q, k, v, grad_o), is_causal=False)

@@ -40,7 +40,7 @@ def measure(cell: FlashAblation, device: torch.device) -> list[Measurement]:
     default_forward, default_backward = default_tiles(q.get_device(), q.dtype, q.shape)
 
     def forward(tiles: ForwardTiles, precision: str | None) -> Results:
-        return {"o": attention_forward(q, k, v, causal, tiles=tiles, precision=precision)[0]}
+        return {"output": attention_forward(q, k, v, causal, tiles=tiles, precision=precision)[0]}
 
     def backward_of(grad: Tensor, tiles: BackwardTiles, precision: str | None) -> Results:
         gradients = attention_backward(grad, q, k, v, o, lse, None, causal, tiles=tiles, precision=precision)

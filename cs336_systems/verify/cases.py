@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from cs336_systems.benchmarks.comparison.exact_attention import TF32, exact_attention, largest_error
+from cs336_systems.benchmarks.comparison.exact_attention import RESULTS, TF32, exact_attention, largest_error
 from cs336_systems.benchmarks.comparison.exact_attention import TOLERANCE as EXACT
 from cs336_systems.verify import models
 from cs336_systems.verify.launcher import Answer
@@ -92,8 +92,8 @@ def check_attention(case: Case, given: Given, answers: list[Answer]) -> Finding:
         matrices = [q, k, v, torch.ones(()).expand(q.shape)]
     else:
         matrices = [inputs[name] for name in ("q", "k", "v", "grad_o")]
-    names = ("o", "dq", "dk", "dv") if header["backward"] else ("o",)
-    exact = dict(zip(("o", "dq", "dk", "dv"), exact_attention(*matrices, is_causal=header["causal"]), strict=True))
+    names = RESULTS if header["backward"] else RESULTS[:1]
+    exact = dict(zip(RESULTS, exact_attention(*matrices, is_causal=header["causal"]), strict=True))
     tolerance = HANDOUT_ERROR if case.requirement == "handout" else EXACT[matrices[0].dtype]
     note = ""
     for name in names:
@@ -109,7 +109,7 @@ def check_attention(case: Case, given: Given, answers: list[Answer]) -> Finding:
                 if len(ignoring) == len(names):
                     return "unsupported", IGNORES_MASK
                 return failed(f"{IGNORES_MASK} in {', '.join(ignoring)}, but not in its other results")
-            return failed(f"its {name} has a relative error of {worst.error:.2g}, {worst}")
+            return failed(f"its {worst.off(name, tolerance)}, {worst}")
         if result.dtype == torch.float32 and worst.error > EXACT[torch.float32]:
             note = TF32
     return "passed", note
@@ -117,7 +117,7 @@ def check_attention(case: Case, given: Given, answers: list[Answer]) -> Finding:
 
 def ignoring_mask(results: Mapping[str, Tensor], matrices: Sequence[Tensor]) -> list[str]:
     """The results that equal attention to all keys."""
-    exact = dict(zip(("o", "dq", "dk", "dv"), exact_attention(*matrices, is_causal=False), strict=True))
+    exact = dict(zip(RESULTS, exact_attention(*matrices, is_causal=False), strict=True))
     same = {name: result for name, result in results.items() if result.shape == exact[name].shape}
     return [name for name in same if largest_error(same[name], exact[name], matrices[3]).error <= HANDOUT_ERROR]
 

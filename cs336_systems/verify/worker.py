@@ -120,8 +120,8 @@ def run_attention(adapters: Adapters, header: Header, given: Tensors, device: to
         grad_o = given["grad_o"].to(device)
     o = adapters.attention()(*leaves, header["causal"])
     if not isinstance(o, Tensor):
-        raise TypeError(f"its o is a {type(o).__name__}, not a tensor")
-    results = {"o": o}
+        raise TypeError(f"its output is a {type(o).__name__}, not a tensor")
+    results = {"output": o}
     if header["backward"]:
         if not o.requires_grad:
             raise NotImplementedError("it has no backward pass")

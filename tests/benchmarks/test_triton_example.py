@@ -24,7 +24,7 @@ def check(device, dtypes):
     ):
         inputs = [torch.randn(2, length, 24, dtype=dtype, device=device, requires_grad=True) for _ in range(3)]
         wrong = function is UnmaskedFlashAttention and length == 100 and not is_causal
-        with pytest.raises(Unavailable, match="its o has a relative error") if wrong else nullcontext():
+        with pytest.raises(Unavailable, match="its output has a relative error") if wrong else nullcontext():
             require_attention(lambda *x: function.apply(*x, is_causal), inputs, is_causal=is_causal, foreign=True)  # noqa: B023
 
 

@@ -239,25 +239,25 @@ def skipped_in_graphs(q, k, v, is_causal):
 
 LATER = r"\w+ was timed at \S+ ms, but takes \S+ ms on new inputs"
 CHEATS = {
-    "by_place": "its o has a relative error of",
+    "by_place": "its output has a relative error of",
     "by_content": LATER,
     "by_version": LATER,
-    "after_calls": "its o has a relative error of",
-    "last_result": "its o has a relative error of",
+    "after_calls": "its output has a relative error of",
+    "last_result": "its output has a relative error of",
     "while_timed": LATER,
     "own_clock": "it has replaced time.perf_counter",
-    "own_allclose": "its o has a relative error of",
-    "another_thread": "its o has a relative error of",
-    "lazy": "its o is a Lazy",
+    "own_allclose": "its output has a relative error of",
+    "another_thread": "its output has a relative error of",
+    "lazy": "its output is a Lazy",
     "LazyGradients": "it returns a Lazy; allowed: a plain tensor",
     "empties_inputs": "it changes its v",
-    "fp8_values": "its o has a relative error of",
-    "half_the_heads": r"its o has a relative error of \S+ against causal attention, largest in head [23], ",
-    "half_the_rows": r"its o has a relative error of .*, largest in head ., rows (1..|64) to ",
+    "fp8_values": "its output has a relative error of",
+    "half_the_heads": r"its output has a relative error of .* against causal attention, largest in head [23], ",
+    "half_the_rows": r"its output has a relative error of .*, largest in head ., rows (1..|64) to ",
     "NoGradients": "its dq has a relative error of",
 }
 """By name, why each is not timed."""
-IN_FP32 = dict.fromkeys(("bf16", "fp8_values"), "its o has a relative error of")
+IN_FP32 = dict.fromkeys(("bf16", "fp8_values"), "its output has a relative error of")
 """The same in fp32."""
 SHORT = r"\w+ was timed at \S+ ms, (but takes|less than the) \S+ ms"
 ON_GPU = {
@@ -266,8 +266,8 @@ ON_GPU = {
     **{name: f"({CHEATS[name]}|{SHORT})" for name in ("by_place", "after_calls", "NoGradients", "LazyGradients")},
     "empties_inputs": "its dv has a relative error of",  # v is empty already when it is compared
     **dict.fromkeys(("by_version", "while_timed", "OnesOnly"), SHORT),
-    "last_result": "its (o|dq) has a relative error of",
-    "OtherStream": rf"(its o has a relative error of|\d of its \d+ kernels run while the timed stream is idle|{SHORT})",
+    "last_result": "its (output|dq) has a relative error of",
+    "OtherStream": rf"(its output has|\d of its \d+ kernels run while the timed stream is idle|{SHORT})",
     "new_stream": f"(it leaves another stream current|{SHORT})",
     "persisting_l2": r"it reserves \S+ MiB of the L2 cache",
     "KeptGradients": f"backward{SHORT[3:]}",

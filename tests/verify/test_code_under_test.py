@@ -57,7 +57,10 @@ torch.Tensor.norm = lambda *a, **k: torch.zeros(())
 def test_nothing_that_it_does_makes_a_wrong_result_right(verified, what):
     result = verified(TRIES[what] + NOTHING)
     assert result.verdict == WRONG
-    assert re.search(r"its o has a relative error of \d\.\d+, largest in head \d, rows \d+ to \d+", result.reason)
+    assert re.search(
+        r"its output has a relative error of \d\.\d+ \(tolerance 0\.01\), largest in head \d, rows \d+ to \d+",
+        result.reason,
+    )
 
 
 def test_bytes_of_its_own_are_no_result(verified):
@@ -211,7 +214,7 @@ def test_a_mask_missing_only_in_the_forward_pass_is_wrong_and_named(verified):
     code = FORWARD.replace("forward(ctx, q", "forward(q") + backward + ADAPTER.format("pytorch")
     result = verified(code, name="theirs:get_flashattention_autograd_function_pytorch")
     assert result.verdict == WRONG
-    assert "it ignores is_causal in o, but not in its other results" in result.reason
+    assert "it ignores is_causal in output, but not in its other results" in result.reason
 
 
 KERNEL = """

@@ -17,6 +17,7 @@ SCORES = 2**24
 TOLERANCE = {torch.float32: 2.0**-14, torch.bfloat16: 2.0**-4}
 """Allowed errors, relative to the reference. fp32: sums of many terms in any order, but not TF32, which rounds inputs
 by about 2**-12. bf16: some roundings of scores, weights and results, each of up to 2**-9."""
+RESULTS = ("output", "dq", "dk", "dv")
 TF32 = "TF32"
 """The label for fp32 results that are only as exact as TF32."""
 OF_USERS = {torch.float32: 2.0**-9, torch.bfloat16: 2.0**-6}
@@ -94,10 +95,10 @@ def require_attention(
     # A subclass of Tensor may compute only when it is read.
     if type(o) is not Tensor or o.shape != inputs[0].shape:
         what = f"of shape {list(o.shape)}" if type(o) is Tensor else f"a {type(o).__name__}"
-        refuse(f"its o is {what}, but q has shape {list(inputs[0].shape)}", foreign=foreign)
+        refuse(f"its output is {what}, but q has shape {list(inputs[0].shape)}", foreign=foreign)
     grad_o = torch.randn_like(inputs[0], requires_grad=False)
     gradients = torch.autograd.grad(o, inputs, grad_o)
-    results = dict(zip(("o", "dq", "dk", "dv"), (o.detach(), *gradients), strict=True))
+    results = dict(zip(RESULTS, (o.detach(), *gradients), strict=True))
     require_unchanged(inputs, before, foreign=foreign)
     return require_close(results, [*before, grad_o], is_causal=is_causal, foreign=foreign, tolerance=tolerance)
 
@@ -123,10 +124,10 @@ def require_close(
     heads: Sequence[int] | None = None,
     tolerance: Mapping[torch.dtype, float] = TOLERANCE,
 ) -> float:
-    """Compare some of o, dq, dk and dv with float64.
+    """Compare some of the output, dq, dk and dv with float64.
 
     Args:
-        results: some of o, dq, dk and dv by name.
+        results: some of RESULTS by name.
         inputs: q, k, v and the gradient of the output.
         is_causal: whether attention is causal.
         foreign: whether a third-party library made them.
@@ -144,7 +145,7 @@ def require_close(
     if heads is not None:
         results = {name: x.flatten(0, -3)[heads] for name, x in results.items()}
         inputs = [x.flatten(0, -3)[heads] for x in inputs]
-    exact = dict(zip(("o", "dq", "dk", "dv"), exact_attention(*inputs, is_causal=is_causal), strict=True))
+    exact = dict(zip(RESULTS, exact_attention(*inputs, is_causal=is_causal), strict=True))
     largest = 0.0
     for name, result in results.items():
         if result.dtype != dtype:
@@ -154,7 +155,7 @@ def require_close(
             worst = worst._replace(head=heads[worst.head])
         if not worst.error <= tolerance[dtype]:  # NaN is not close either
             masked = "causal attention" if is_causal else "attention"
-            refuse(f"its {name} has a relative error of {worst.error:.2g} against {masked}, {worst}", foreign=foreign)
+            refuse(f"its {worst.off(name, tolerance[dtype])} against {masked}, {worst}", foreign=foreign)
         largest = max(largest, worst.error)
     return largest
 
@@ -176,6 +177,10 @@ class Worst(NamedTuple):
         """Describe the location in words."""
         head = f"head {self.head}, " if self.heads > 1 else ""
         return f"largest in {head}rows {self.first} to {self.last}"
+
+    def off(self, name: str, tolerance: float) -> str:
+        """Describe the error of a result in words."""
+        return f"{name} has a relative error of {self.error:.2g} (tolerance {tolerance:.1g})"
 
 
 def largest_error(result: Tensor, exact: Tensor, grad_o: Tensor) -> Worst:
