@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cs336_systems.measure.intervals import merge
 from cs336_systems.measure.kernel_names import CATEGORIES, categorize
-from cs336_systems.measure.trace import Kernel, Stage, Trace, attribute
+from cs336_systems.measure.trace import Kernel, Stage, Trace
 from cs336_systems.measure.trace_file import read_trace
 from scripts.rendering.style import COLOURS, NotDrawn, annotate, subplots
 
@@ -46,10 +46,10 @@ def read(trace: str) -> Trace:
     Raises:
         NotDrawn: it has no step.
     """
-    content = read_trace(Path(trace)) if trace else {}
-    if not content.get("traceEvents"):
-        raise NotDrawn(f"no step was traced: {content['otherData']['note'] if content else 'not run'}")
-    return attribute(content["traceEvents"])
+    step = read_trace(Path(trace)) if trace else "not run"
+    if isinstance(step, str):
+        raise NotDrawn(f"no step was traced: {step}")
+    return step
 
 
 def lanes_of(trace: Trace) -> dict[str, list[tuple[float, float]]]:

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from cs336_systems.measure.trace import attribute, read_file
+from cs336_systems.measure.trace import attribute, read_events
 from cs336_systems.measure.trace_file import read_trace
-from scripts.figures.kernel_timeline import draw
+from scripts.figures.kernel_timeline import draw, lanes_of
 from tests.traces import FOLDER, MODELS
 
 EAGER = (FOLDER / "eager.json.gz").read_bytes()
@@ -16,7 +16,7 @@ EAGER = (FOLDER / "eager.json.gz").read_bytes()
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_whole_trace_is_read_as_it_is(name):
-    assert read_trace(FOLDER / f"{name}.json.gz") == read_file(FOLDER / f"{name}.json.gz")
+    assert read_trace(FOLDER / f"{name}.json.gz") == attribute(read_events(FOLDER / f"{name}.json.gz"))
 
 
 def zipped(content: bytes) -> bytes:
@@ -34,12 +34,11 @@ def zipped(content: bytes) -> bytes:
         (zipped(b"[" * 100_000), "not a complete trace file"),
         (zipped(b"{"), "not a complete trace file (its end is missing)"),
         (zipped(b"\xff\xfe"), "not a complete trace file"),
-        (zipped(b"[1, 2]"), "it has no list 'traceEvents'"),
-        (zipped(b'{"traceEvents": {}}'), "it has no list 'traceEvents'"),
+        (zipped(b"[1, 2]"), "not a trace of PyTorch's profiler (TypeError: "),
         (zipped(b'{"traceEvents": []}'), "it has no events, and no note"),
         (zipped(b'{"otherData": {"note": ""}, "traceEvents": []}'), "it has no events, and no note"),
-        (zipped(b'{"traceEvents": [7]}'), "its event 0 is '7'; allowed: a trace that PyTorch's profiler wrote"),
-        (zipped(b'{"traceEvents": [{"cat": "cpu_op"}]}'), "its event 0 has 'name' 'None'; allowed"),
+        (zipped(b'{"traceEvents": [7]}'), "not a trace of PyTorch's profiler (AttributeError: "),
+        (zipped(b'{"traceEvents": [{"cat": "cpu_op"}]}'), "not a trace of PyTorch's profiler (KeyError: 'name')"),
         (zipped(b'{"traceEvents": [{"ph": "M"}]}'), "it has no range of a training step; allowed: one of forw"),
         (None, "not a complete trace file ([Errno 2] No such file"),
     ],
@@ -54,10 +53,9 @@ def test_anything_else_is_refused_with_its_name(tmp_path, content, message):
 
 
 def test_each_field_that_attribution_reads_is_asked_for(tmp_path):
-    """Without it, or as text, an event is either refused or attributed without a crash."""
-    one_of_each = {event.get("cat"): event for event in read_trace(FOLDER / "eager.json.gz")["traceEvents"]}
-    stage = {"cat": "user_annotation", "name": "forward", "tid": 1, "ts": 0}
-    whole = [stage, *one_of_each.values()]
+    """Without it, or as text, an event is either refused or drawn without a crash."""
+    one_of_each = {event.get("cat"): event for event in read_events(FOLDER / "eager.json.gz")}
+    whole = [{"cat": "user_annotation", "name": "forward", "tid": 1, "ts": 0}, *one_of_each.values()]
     refused = 0
     for number, event in enumerate(whole[1:], start=1):
         for field in [*event, *(f"args.{name}" for name in event.get("args", ()))]:
@@ -68,9 +66,9 @@ def test_each_field_that_attribution_reads_is_asked_for(tmp_path):
                 events = [*whole[:number], copy, *whole[number + 1 :]]
                 (tmp_path / "step.json").write_text(json.dumps({"traceEvents": events}))
                 try:
-                    read = read_trace(tmp_path / "step.json")
-                except ValueError as error:
-                    refused += f"its event {number} " in str(error)
+                    trace = read_trace(tmp_path / "step.json")
+                except ValueError:
+                    refused += 1
                 else:
-                    attribute(read["traceEvents"])
+                    lanes_of(trace)
     assert refused > 20

@@ -243,7 +243,7 @@ REFUSED = {
     "one number": (edited(CSV, b",10.000133514404297,,", b",10.5,,"), f"{CSV}, line 2: mean is 10.5; allowed: within"),
     "a faster card": (edited(CARD, b",584.", b",684."), f"{CARD}, line 28: median is 684"),
     "a digest of no card": (with_files(**{CARD: None}), "it has no CSV file, or not one for each SHA-256"),
-    "no trace": (with_files(**{TRACE: gzip.compress(b"{}")}), f"{TRACE}: it has no list 'traceEvents'"),
+    "no trace": (with_files(**{TRACE: gzip.compress(b"{}")}), f"{TRACE}: not a trace of PyTorch's profiler"),
 }  # fmt: skip
 
 
