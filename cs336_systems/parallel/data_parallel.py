@@ -132,13 +132,9 @@ class DataParallel(WrappedModule, ABC):
         for index in absent:  # Other ranks may have a gradient, and wait for this one to take part.
             self._trainable[index].grad = torch.zeros_like(self._trainable[index])
         self._average_gradients()
-        self._drop_gradients_of_none(absent)
-        self._arrived.clear()
-
-    def _drop_gradients_of_none(self, absent: list[int]) -> None:
-        """Reset gradients to None where no rank had one."""
         for index in absent_everywhere(absent, self._all_used, self.process_group):
             self._trainable[index].grad = None
+        self._arrived.clear()
 
     def _gradient_arrived(self, index: int) -> None:
         """Handle a complete gradient of the parameter `index`: wrappers that overlap communication start it here."""
@@ -224,11 +220,8 @@ class OverlappedDataParallel(DataParallel):
         self._next.popleft()
 
     def _send(self, bucket: Bucket) -> None:
-        self._running.append(self._start(bucket))
-
-    def _start(self, bucket: Bucket) -> dist.Work:
         """Start to average the gradients of a complete bucket."""
-        return average(bucket.gather(), self.process_group)
+        self._running.append(average(bucket.gather(), self.process_group))
 
     def _average_gradients(self) -> None:
         while self._next:

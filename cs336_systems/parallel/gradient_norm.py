@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from cs336_systems.parallel.collectives import all_gather_single
-from cs336_systems.parallel.distributed_parameters import local_part
+from cs336_systems.parallel.distributed_parameters import own_part
 
 
 def gradient_norm(
@@ -41,7 +41,7 @@ def gradient_norm(
         raise ValueError("a gradient is sparse; allowed: dense gradients")
     parts: dict[tuple[dist.ProcessGroup, ...], list[Tensor]] = {}
     for gradient in present:
-        parts.setdefault(_groups_of(gradient), []).append(_local(gradient))
+        parts.setdefault(_groups_of(gradient), []).append(own_part(gradient))
     norms = [_norm_over_ranks(_norm_of(local, norm_type), groups, norm_type) for groups, local in parts.items()]
     return norms[0] if len(norms) == 1 else _norm_of([norm.to(norms[0].device) for norm in norms], norm_type)
 
@@ -54,10 +54,6 @@ def _groups_of(gradient: Tensor) -> tuple[dist.ProcessGroup, ...]:
         raise ValueError("a gradient is a DTensor of partial sums; allowed: sharded or replicated DTensors")
     groups = zip(gradient.placements, gradient.device_mesh.get_all_groups(), strict=True)
     return tuple(group for place, group in groups if isinstance(place, Shard))
-
-
-def _local(gradient: Tensor) -> Tensor:
-    return local_part(gradient) if isinstance(gradient, DTensor) else gradient
 
 
 def _norm_of(tensors: list[Tensor], norm_type: float) -> Tensor:

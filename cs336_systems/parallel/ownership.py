@@ -75,6 +75,13 @@ def find_overlap(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
     return None
 
 
+def check_separate(named: Sequence[tuple[str, Tensor]]) -> None:
+    """Raise a ValueError that names them if two tensors share memory."""
+    if overlap := find_overlap([tensor for _, tensor in named]):
+        first, second = (named[index][0] for index in overlap)
+        raise ValueError(f"{first} and {second} share memory; allowed: each parameter in its own memory")
+
+
 def is_even(sizes: Iterable[int], owners: Iterable[int], ranks: int) -> bool:
     """Whether padding all ranks' parts to the largest wastes little memory and time."""
     parts = [0] * ranks

@@ -4,7 +4,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from cs336_systems.parallel.ownership import find_overlap
+from cs336_systems.parallel.ownership import check_separate
+from cs336_systems.parallel.replicas import check_in_memory
 
 OWN_DTYPE = (nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase, nn.Bilinear, nn.PReLU)
 """PyTorch modules that compute with their own parameters and reject inputs of another dtype."""
@@ -26,12 +27,12 @@ def check(module: nn.Module, compute_dtype: torch.dtype | None) -> None:
         )
     for name, part in module.named_modules():
         check_part(name or "the module", part, compute_dtype)
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+    named = [*module.named_parameters(), *module.named_buffers()]
+    for name, tensor in named:
         if isinstance(tensor, DTensor):
             raise ValueError(f"{name} is a DTensor, already sharded; allowed: an unsharded module")
-        if tensor.is_meta:
-            raise ValueError(f"{name} is on the meta device; allowed: a module with data, which rank 0 broadcasts")
-    check_memory(module)
+    check_in_memory(named)
+    check_separate(list(module.named_parameters()))
 
 
 def check_part(name: str, part: nn.Module, compute_dtype: torch.dtype | None) -> None:
@@ -50,18 +51,4 @@ def check_part(name: str, part: nn.Module, compute_dtype: torch.dtype | None) ->
         raise ValueError(
             f"{name} is a {type(part).__name__}, which a compute_dtype of {compute_dtype} does not cast; allowed: "
             "compute_dtype=None with torch.autocast"
-        )
-
-
-def check_memory(module: nn.Module) -> None:
-    """Check that no two parameters share memory, since a shard is a copy.
-
-    Raises:
-        ValueError: two different parameters do.
-    """
-    names, parameters = zip(*module.named_parameters(), strict=True)
-    if overlap := find_overlap(parameters):
-        first, second = (names[index] for index in overlap)
-        raise ValueError(
-            f"{first} and {second} are two parameters in the same memory; allowed: one parameter in both places"
         )

@@ -148,11 +148,11 @@ class ShardedGradientsDataParallel(OverlappedDataParallel):
         nn.utils.clip_grads_with_norm_(in_order, max_norm, norm)
         return norm
 
-    def _start(self, bucket: Bucket) -> dist.Work:
+    def _send(self, bucket: Bucket) -> None:
         assert isinstance(bucket, OwnedGradients)
         if len(self._running) >= IN_FLIGHT:
             self._running[-IN_FLIGHT].wait()
-        return bucket.reduce()
+        self._running.append(bucket.reduce())
 
     def _average_gradients(self) -> None:
         if len(self._optimizer.buckets) != len(self._buckets):

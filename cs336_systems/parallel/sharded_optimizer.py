@@ -21,7 +21,7 @@ from torch.optim.optimizer import ParamsT
 
 from cs336_systems.parallel.buckets import MB
 from cs336_systems.parallel.consolidation import consolidate
-from cs336_systems.parallel.ownership import find_overlap, plan_buckets
+from cs336_systems.parallel.ownership import check_separate, plan_buckets
 from cs336_systems.parallel.replicas import check_in_memory, check_member, check_same_on_all_ranks, describe
 from cs336_systems.parallel.sharded_buckets import ShardedBucket
 
@@ -237,12 +237,8 @@ class ShardedOptimizer(Optimizer):
         named = [(f"parameter {i}", parameter) for i, parameter in enumerate(parameters)]
         check_same_on_all_ranks([describe(*each) for each in named], self.process_group)
         check_in_memory(named)
-        unique = list(dict.fromkeys(self._parameters()))
-        if overlap := find_overlap(unique):
-            shapes = " and ".join(f"one of shape {list(unique[i].shape)}" for i in overlap)
-            raise ValueError(
-                f"two parameters share memory, {shapes}; allowed: the same parameter in both places, or separate memory"
-            )
+        unique = dict.fromkeys(self._parameters())
+        check_separate([(f"a parameter of shape {list(parameter.shape)}", parameter) for parameter in unique])
         for owner_of in plan_buckets(parameters, self._loads, self._bucket_bytes):
             bucket = self._bucket_type([parameters[i] for i in owner_of], owner_of.values(), self.process_group)
             self._mine.update(bucket.mine)

@@ -27,7 +27,7 @@ from cs336_systems.limits import ALIGNMENT
 from cs336_systems.parallel.buckets import views_like
 from cs336_systems.parallel.collectives import all_gather_single, averaging, reduce_scatter_single
 from cs336_systems.parallel.communication_stream import CommunicationStream, Transfer, Waitable
-from cs336_systems.parallel.ownership import aligned, find_overlap
+from cs336_systems.parallel.ownership import aligned, check_separate
 from cs336_systems.parallel.replicas import check_in_memory, check_member, check_same_on_all_ranks, describe
 from cs336_systems.parallel.synchronized import check_complete_in_backward, uses_up
 
@@ -350,9 +350,7 @@ def check_units(units: Sequence[Sequence[nn.Parameter]]) -> None:
         if isinstance(parameter, DTensor):
             raise ValueError(f"{name} is a DTensor, already sharded; allowed: unsharded parameters")
     check_in_memory(named)
-    if overlap := find_overlap([parameter for _, parameter in named]):
-        places = " and ".join(named[index][0] for index in overlap)
-        raise ValueError(f"{places} share memory; allowed: each parameter once, in its own memory")
+    check_separate(named)
 
 
 def check_elementwise(optimizer_cls: Any) -> None:

@@ -275,7 +275,7 @@ def test_what_cannot_be_wrapped_is_refused(device):
     bad_embedding = r"^0 is an embedding with sparse=.*; allowed: sparse=False and max_norm"
     for module, compute_dtype, sentence in (
         (Mixed().to("meta"), None, r"^norm\.weight is on the meta device; allowed: "),
-        (SharedMemory(device), None, r"^left\.weight and right\.weight are two parameters in the same memory; "),
+        (SharedMemory(device), None, r"^left\.weight and right\.weight share memory; "),
         (shard_as_pytorch(Mixed().to(device)), None, r"^norm\.weight is a DTensor, already sharded; allowed: "),
         (nn.Sequential(nn.MultiheadAttention(4, 2)).to(device), bf16, rf"^0 is a MultiheadAttention, {not_cast}"),
         (nn.Sequential(nn.Linear(4, 4), nn.Conv1d(4, 4, 2)).to(device), bf16, rf"^1 is a Conv1d, {not_cast}"),
