@@ -30,19 +30,19 @@ def measure(cell: KernelProfile, device: torch.device) -> list[Measurement]:
     """Measure the kernels of a step, the device's busy and idle time in each stage, and the profiler's own cost."""
     step = prepare_step(cell, device)
     stages = step.stages(cell.mode)
-    plain = run_steps(stages, cell.steps, device)
+    steps, plain = run_steps(stages, cell.steps, device)
     begin = time.perf_counter()
     with TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         with recording(step.forward_model, device, path):
-            profiled = run_steps(stages, cell.steps, device)
+            steps_profiled, profiled = run_steps(stages, cell.steps, device)
         trace = attribute(recorded_events(path, device))
     seconds = time.perf_counter() - begin
     return [
-        summarize("step", "ms", plain.steps),
-        summarize("step_profiled", "ms", profiled.steps),
-        *by_stage("stage", plain.stages),
-        *by_stage("stage_profiled", profiled.stages),
+        summarize("step", "ms", steps),
+        summarize("step_profiled", "ms", steps_profiled),
+        *by_stage("stage", plain),
+        *by_stage("stage_profiled", profiled),
         *stage_rows(trace),
         *kernel_rows(trace.kernels),
         summarize("unattributed", "", [unattributed(trace.kernels)]),

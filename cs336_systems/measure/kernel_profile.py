@@ -3,7 +3,6 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,20 +22,18 @@ COMPILED, WHOLE_MODEL = "compiled", "model"
 """The range of a compiled model, whose modules are no longer visible, and of a model's work outside its modules."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepTimes:
-    """Times of steps, one sample per step."""
-
-    stages: Mapping[str, list[float]]
-    """Milliseconds of each stage on the device, between two of its events; on a CPU on the host's clock."""
-    steps: list[float] = field(default_factory=list)
-    """Milliseconds of the whole step on the host's clock."""
-
-
 @no_garbage_collection()
-def run_steps(stages: Mapping[str, Callable[[], None]], steps: int, device: torch.device) -> StepTimes:
-    """Run the stages of a step, step after step; the device is idle when a stage begins, and each is a named range."""
-    times = StepTimes(stages={name: [] for name in stages})
+def run_steps(
+    stages: Mapping[str, Callable[[], None]], steps: int, device: torch.device
+) -> tuple[list[float], dict[str, list[float]]]:
+    """Run the stages of a step, step after step; the device is idle when a stage begins, and each is a named range.
+
+    Returns:
+        Milliseconds of each step on the host's clock, and of each stage between two events of the device; on a CPU on
+        the host's clock.
+    """
+    by_step: list[float] = []
+    by_stage: dict[str, list[float]] = {name: [] for name in stages}
     for _ in range(steps):
         synchronize(device)
         begin = time.perf_counter()
@@ -46,9 +43,9 @@ def run_steps(stages: Mapping[str, Callable[[], None]], steps: int, device: torc
                 stage()
             end = _now(device)
             synchronize(device)
-            times.stages[name].append(_milliseconds(start, end))
-        times.steps.append(1e3 * (time.perf_counter() - begin))
-    return times
+            by_stage[name].append(_milliseconds(start, end))
+        by_step.append(1e3 * (time.perf_counter() - begin))
+    return by_step, by_stage
 
 
 def _now(device: torch.device) -> Any:

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from cs336_systems.measure.compact_trace import compact, write_events
 from cs336_systems.measure.kernel_names import categorize, is_product
-from cs336_systems.measure.kernel_profile import StepTimes, recording, run_steps
+from cs336_systems.measure.kernel_profile import recording, run_steps
 from cs336_systems.measure.trace import Kernel, Trace, read_events
 from cs336_systems.model import build_model
 from cs336_systems.sizes import ModelShape
@@ -48,16 +48,15 @@ def make_step(name: str, device: torch.device) -> TrainingStep:
     return TrainingStep(made, tokens, optimizer=torch.optim.AdamW(made.parameters(), fused=True), **options)
 
 
-def record(step: TrainingStep, path: Path, device: torch.device, steps: int = 1) -> StepTimes:
-    """Write the compact trace of some training steps after warm-up."""
+def record(step: TrainingStep, path: Path, device: torch.device) -> None:
+    """Write the compact trace of a training step after warm-up."""
     stages = step.stages("train_step")
     # All of a block is computed again, also what no saved tensor needs, so that it can be counted.
     with set_checkpoint_early_stop(False), TemporaryDirectory() as folder:
         run_steps(stages, 2, device)
         with recording(step.forward_model, device, Path(folder, "trace.json")):
-            times = run_steps(stages, steps, device)
+            run_steps(stages, 1, device)
         write_events(path, compact(read_events(Path(folder, "trace.json"))))
-    return times
 
 
 def category(kernel: Kernel) -> str:
