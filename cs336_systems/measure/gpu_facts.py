@@ -39,14 +39,14 @@ def nvml_device(uuid: str) -> Iterator[Any]:
         pynvml.nvmlShutdown()
 
 
-def read_facts(handle: Any, facts: Mapping[str, Fact] | None = None) -> dict[str, tuple[str, str]]:
+def read_facts(handle: Any) -> dict[str, tuple[str, str]]:
     """Read every fact of a GPU.
 
     Returns:
         For each fact its value as text, or the driver's reason if it has none.
     """
     by_name = {}
-    for name, read in (facts or FACTS).items():
+    for name, read in FACTS.items():
         try:
             by_name[name] = (str(read(handle)), "")
         except DRIVER_LACKS as error:

@@ -44,14 +44,15 @@ def raises(error):
     return read
 
 
-def test_what_a_driver_does_not_report_has_its_reason_and_costs_no_other_fact():
+def test_what_a_driver_does_not_report_has_its_reason_and_costs_no_other_fact(monkeypatch):
     facts = {
         "limit": lambda handle: f"{handle} has one",
         "mig": raises(pynvml.NVMLError_NotSupported()),
         "ecc": raises(pynvml.NVMLError_NoPermission()),
         "newer": raises(AttributeError("no such function")),
     }
-    values = read_facts(HANDLE, facts)
+    monkeypatch.setattr(gpu_facts, "FACTS", facts)
+    values = read_facts(HANDLE)
     assert values["limit"] == ("a handle has one", "")
     assert values["mig"] == ("", "the driver does not report it: Not Supported")
     assert values["ecc"] == ("", "the driver does not report it: Insufficient Permissions")

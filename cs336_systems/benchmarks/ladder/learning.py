@@ -62,11 +62,6 @@ def train(rung: Rung, cell: TrainingLadder, device: torch.device, *, seed: int, 
     return step, torch.stack(losses[-AVERAGED:]).mean().item()
 
 
-def losses_after(rung: Rung, cell: TrainingLadder, device: torch.device, *, seeds: int) -> list[float]:
-    """The losses of training runs from different seeds."""
-    return [train(rung, cell, device, seed=seed, steps=cell.steps)[1] for seed in range(seeds)]
-
-
 def gradients(rung: Rung, cell: TrainingLadder, device: torch.device) -> Tensor:
     """All gradients of the first step in fp32, one after another."""
     torch.manual_seed(0)
@@ -92,7 +87,7 @@ def identical(rung: Rung, cell: TrainingLadder, device: torch.device) -> bool:
     """Whether two training runs from one seed end with bitwise identical weights."""
     first, second = (train(rung, cell, device, seed=0, steps=REPRODUCED)[0] for _ in range(2))
     weights = zip(first.model.parameters(), second.model.parameters(), strict=True)
-    return all(torch.equal(one, other) for one, other in weights)
+    return all(torch.equal(weight, again) for weight, again in weights)
 
 
 @deterministic()
@@ -104,7 +99,8 @@ def measure_learning(
     All with deterministic algorithms: otherwise the compiler would compile again.
     """
     details = {"rung": rung.name}
-    losses = losses_after(rung, cell, device, seeds=SEEDS if rung is FIRST else 1)
+    seeds = range(SEEDS if rung is FIRST else 1)
+    losses = [train(rung, cell, device, seed=seed, steps=cell.steps)[1] for seed in seeds]
     rows = [summarize("loss_after", "nat", losses, details=details)]
     if rung is not FIRST:
         exact = reference()
