@@ -24,14 +24,9 @@ def averaging(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> dis
 
 
 def absent_everywhere(absent: list[int], ones: Tensor, group: dist.ProcessGroup | None) -> list[int]:
-    """Find which of the gradients that this rank lacks are absent on every rank. All ranks call it.
+    """Find which of the gradients that this rank lacks, by index, are absent on every rank. All ranks call it.
 
-    The host waits for the answer only if a gradient is absent.
-
-    Args:
-        absent: the gradients that this rank lacks.
-        ones: one uint8 one per gradient, [gradients]: the maximum over ranks leaves them unchanged.
-        group: the ranks; None: all.
+    The host waits for the answer only if a gradient is absent. `ones` has a uint8 one per gradient and stays unchanged.
     """
     present = ones
     if absent:

@@ -48,12 +48,10 @@ class CommunicationStream:
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
     def start(self, send: Send, then: Callable[[], None] = lambda: None, reads: Sequence[Tensor] = ()) -> Transfer:
-        """Start collectives. All ranks start them in the same order.
+        """Start collectives, which `send` starts and whose outputs it may allocate; then call `then` on their result.
 
-        Args:
-            send: starts the collectives. It may allocate their outputs.
-            then: called on their result.
-            reads: inputs allocated on other streams that nothing else keeps alive until `wait`.
+        All ranks start them in the same order. `reads` are inputs allocated on other streams that nothing else keeps
+        alive until `wait`.
         """
         if self._stream is None:
             work = send(True)

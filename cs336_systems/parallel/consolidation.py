@@ -17,14 +17,10 @@ State = dict[str, Any]
 def consolidate(
     mine: dict[int, State], device: torch.device, *, keep: bool, group: dist.ProcessGroup | None = None
 ) -> dict[int, State]:
-    """Gather all ranks' states; every rank calls this.
+    """Gather all ranks' states, by the parameters' numbers, on the ranks that `keep` them; every rank calls this.
 
-    Args:
-        mine: the states of this rank's parameters, by the parameters' numbers.
-        device: where the ranks communicate. Tensors there are broadcast; everything else, such as a step counter on the
-            host, is pickled.
-        keep: whether this rank needs the states; other ranks get nothing and need no memory.
-        group: the ranks; None: all.
+    Tensors on `device`, where the ranks communicate, are broadcast; everything else, such as a step counter on the
+    host, is pickled.
     """
     everyones: list[dict[int, State]] = [{}] * dist.get_world_size(group)
     dist.all_gather_object(

@@ -58,11 +58,7 @@ def give_gradient(parameter: nn.Parameter, local: Tensor) -> None:
 
 
 def check_unchanged(name: str, parameter: nn.Parameter, dtype: torch.dtype, device: torch.device) -> None:
-    """Check that a wrapped parameter has kept its dtype and device.
-
-    Raises:
-        RuntimeError: its dtype or device changed, or it has a hook that would never run.
-    """
+    """Raise a RuntimeError if a wrapped parameter's dtype or device changed, or a hook of it would never run."""
     if parameter.dtype != dtype or parameter.device != device:
         raise RuntimeError(
             f"{name} became {parameter.dtype} on {parameter.device} after wrapping; allowed: {dtype} on {device}: cast "
@@ -76,11 +72,7 @@ def check_unchanged(name: str, parameter: nn.Parameter, dtype: torch.dtype, devi
 
 
 def check_in_place(name: str, current: Tensor | None, wrapped: nn.Parameter) -> None:
-    """Check that a parameter is still the one that was wrapped.
-
-    Raises:
-        RuntimeError: the parameter was replaced.
-    """
+    """Raise a RuntimeError if a wrapped parameter was replaced."""
     if current is not wrapped:
         raise RuntimeError(
             f"{name} was replaced after wrapping; allowed: in-place changes, by load_state_dict or under "

@@ -415,11 +415,7 @@ def expose(weights: Sequence[ShardedWeight], device: torch.device, group: dist.P
 
 
 def refuse_copies() -> NoReturn:
-    """Raise an error that says why FSDP modules cannot be copied.
-
-    Raises:
-        RuntimeError: always.
-    """
+    """Raise a RuntimeError that says why FSDP modules cannot be copied."""
     raise RuntimeError(
         "a FullyShardedDataParallel and its modules cannot be copied or pickled: hooks of the copy would gather the "
         "weights of this one; allowed: state_dict()"
@@ -437,11 +433,7 @@ class Hook:
         self._arguments = arguments
 
     def __call__(self, *args: Any) -> Any:
-        """Call the method with the hook's arguments and its caller's.
-
-        Raises:
-            RuntimeError: the wrapper no longer exists.
-        """
+        """Call the method with the hook's arguments and its caller's; a RuntimeError if the wrapper is gone."""
         method = self._method()
         if method is None:
             raise RuntimeError(

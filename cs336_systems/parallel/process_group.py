@@ -41,10 +41,9 @@ class Rank:
 
 
 def current_rank() -> Rank:
-    """This process's rank in a torchrun launch, from the environment; outside a launch, a single process.
+    """Read this process's rank in a torchrun launch from the environment; outside a launch, a single process.
 
-    Raises:
-        ValueError: a variable that torchrun sets has an invalid value.
+    A ValueError names a variable with an invalid value.
     """
     processes = environment_integer("WORLD_SIZE", "1", at_least=1)
     local_processes = environment_integer("LOCAL_WORLD_SIZE", "1", at_least=1, at_most=processes)
@@ -61,11 +60,7 @@ def current_rank() -> Rank:
 
 
 def environment_integer(name: str, default: str, *, at_least: int, at_most: int | None = None) -> int:
-    """Read an integer from an environment variable, or return its default.
-
-    Raises:
-        ValueError: the value is not an integer, or out of range.
-    """
+    """Read an integer from an environment variable, or its default; a ValueError says which integers are allowed."""
     text = os.environ.get(name, default)
     if not text.isdecimal() or int(text) < at_least or (at_most is not None and int(text) > at_most):
         limits = f"of at least {at_least}" if at_most is None else f"from {at_least} to {at_most}"
@@ -74,23 +69,12 @@ def environment_integer(name: str, default: str, *, at_least: int, at_most: int 
 
 
 def collective_timeout() -> timedelta:
-    """How long a rank waits for the others in a collective.
-
-    Raises:
-        ValueError: the variable of TIMEOUT is not a number of seconds.
-    """
+    """How long a rank waits for the others in a collective."""
     return timedelta(seconds=environment_integer(*TIMEOUT, at_least=1, at_most=86_400))
 
 
 def check_meeting_point(*, listens: bool) -> None:
-    """Check that the ranks of a launch can rendezvous.
-
-    Args:
-        listens: whether it is this process that will listen there.
-
-    Raises:
-        ValueError: MASTER_ADDR is not a host's name or address, or MASTER_PORT not a port, or not a free one.
-    """
+    """Raise a ValueError if ranks cannot rendezvous at MASTER_ADDR and MASTER_PORT, where this process may listen."""
     port = environment_integer("MASTER_PORT", "", at_least=1, at_most=65_535)
     address = os.environ.get("MASTER_ADDR", "")
     try:
@@ -116,10 +100,6 @@ def process_group(rank: Rank, device: torch.device) -> Iterator[None]:
     Ranks leave the context together: the code after it runs only if every rank has reached its end. A rank that raises
     or is killed ends the launch: torchrun ends the other ranks and reports the failed rank and its error. The end of
     torchrun itself also ends all ranks. A single process has no group.
-
-    Raises:
-        ValueError: the variable of TIMEOUT is not a number of seconds.
-        TimeoutError: some ranks have not started within JOIN_TIMEOUT; the sentence names them.
     """
     if rank.processes == 1:
         yield
@@ -151,11 +131,7 @@ def process_group(rank: Rank, device: torch.device) -> Iterator[None]:
 
 
 def join(rank: Rank) -> Store:
-    """Connect to the launch's store, and wait until all ranks have reached it.
-
-    Raises:
-        TimeoutError: some ranks have not within JOIN_TIMEOUT; the sentence names them.
-    """
+    """Connect to the launch's store, and wait until all ranks have reached it; a TimeoutError names missing ones."""
     store, *_ = next(rendezvous("env://", timeout=JOIN_TIMEOUT))
     present = [f"rank {number}" for number in range(rank.processes)]
     store.set(present[rank.number], "")

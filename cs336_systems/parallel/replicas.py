@@ -14,16 +14,10 @@ BROADCAST_BYTES = 100 * MB
 
 
 def replicate(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Broadcast the parameters and buffers of rank 0.
+    """Broadcast rank 0's parameters and buffers to all ranks of a group; None: all.
 
-    Args:
-        module: the same on all ranks, except the values.
-        group: the ranks; None: all.
-
-    Raises:
-        ValueError: this process is not in the group, a layer has sparse gradients, a tensor is on the meta device, or
-            the ranks' models differ in a name, shape, dtype or layout, or in their frozen parameters; raised on all
-            ranks.
+    All ranks raise a ValueError if a process is not in the group, a layer has sparse gradients, a tensor is on the meta
+    device, or their models differ in more than values: a name, shape, dtype, layout or frozen parameter.
     """
     check_member(group)
     check_dense(module)
@@ -49,11 +43,7 @@ def describe(name: str, tensor: Tensor) -> str:
 
 
 def check_member(group: dist.ProcessGroup | None) -> None:
-    """Check that this process is a member of a process group.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """Raise a ValueError if this process is not a member of a process group."""
     if dist.get_rank(group) < 0:
         raise ValueError(
             f"process_group does not have rank {dist.get_rank()}; allowed: None, or a group with this process"
@@ -61,37 +51,21 @@ def check_member(group: dist.ProcessGroup | None) -> None:
 
 
 def check_dense(module: nn.Module) -> None:
-    """Check that no layer has sparse gradients.
-
-    Raises:
-        ValueError: a layer has; the sentence names it.
-    """
+    """Raise a ValueError that names a layer with sparse gradients, if there is one."""
     for name, part in module.named_modules():
         if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse and part.weight.requires_grad:
             raise ValueError(f"{name or 'the module'} has sparse=True, and so sparse gradients; allowed: sparse=False")
 
 
 def check_in_memory(named: Iterable[tuple[str, Tensor]]) -> None:
-    """Check that no tensor is on the meta device.
-
-    Raises:
-        ValueError: a tensor is; the sentence names it.
-    """
+    """Raise a ValueError that names a tensor on the meta device, if there is one."""
     for name, tensor in named:
         if tensor.is_meta:
             raise ValueError(f"{name} is on the meta device; allowed: a module after to_empty(), with its weights")
 
 
 def check_same_on_all_ranks(mine: list[str], group: dist.ProcessGroup | None = None) -> None:
-    """Compare the descriptions of all ranks' tensors with rank 0's.
-
-    Args:
-        mine: this rank's.
-        group: the ranks, by whose numbers a difference is reported; None: all.
-
-    Raises:
-        ValueError: a rank's tensors differ; the sentence names the first difference.
-    """
+    """Raise a ValueError with the first difference if the descriptions of a rank's tensors are not rank 0's."""
     everyone: list[list[str]] = [[]] * dist.get_world_size(group)
     dist.all_gather_object(everyone, mine, group=group)
     for rank, theirs in enumerate(everyone):

@@ -36,11 +36,7 @@ class Replica:
     """The local part of `outside`."""
 
     def follow(self) -> None:
-        """Apply changes of the outside parameter, such as `requires_grad`, to the local one.
-
-        Raises:
-            RuntimeError: its dtype or device changed, or it has a hook that would never run.
-        """
+        """Apply changes of the outside parameter, such as `requires_grad`, to the local one."""
         check_unchanged(self.name, self.outside, self.local.dtype, self.local.device)
         if local_part(self.outside) is not self.memory:  # Module.to_empty puts another one there
             self.memory = local_part(self.outside)
@@ -59,13 +55,10 @@ class ReplicatedParameters:
         device: torch.device,
         on_arrival: Callable[[Tensor], None],
     ):
-        """Replace parameters by DTensors.
+        """Replace parameters by DTensors over the ranks of a mesh of one dimension.
 
-        Args:
-            places: the modules and names under which each parameter is registered, by its full name.
-            mesh: the ranks, in one dimension.
-            device: where this rank's parameters are.
-            on_arrival: called in the backward pass when a gradient is ready.
+        `places` has the modules and names under which each parameter is registered, by its full name. `on_arrival` is
+        called in the backward pass when a gradient is ready.
         """
         self._group = mesh.get_group()
         self._replicas = []
@@ -84,11 +77,7 @@ class ReplicatedParameters:
         self.hide()
 
     def show(self) -> None:
-        """Register plain tensors in the model, until `hide` has been called the same number of times.
-
-        Raises:
-            RuntimeError: a parameter was replaced, or changed in dtype or device.
-        """
+        """Register plain tensors in the model, until `hide` has been called the same number of times."""
         self._uses += 1
         if self._uses > 1:
             return

@@ -12,11 +12,7 @@ OWN_DTYPE = (nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.RNNC
 
 
 def check(module: nn.Module, compute_dtype: torch.dtype | None) -> None:
-    """Check that a module can be sharded.
-
-    Raises:
-        ValueError: a part cannot be sharded, or no parameter requires a gradient.
-    """
+    """Raise a ValueError if a part of a module cannot be sharded, or no parameter requires a gradient."""
     if compute_dtype is not None and not compute_dtype.is_floating_point:
         raise ValueError(f"compute_dtype is {compute_dtype}; allowed: floating-point dtypes, and None")
     if not any(parameter.requires_grad for parameter in module.parameters()):
@@ -36,11 +32,7 @@ def check(module: nn.Module, compute_dtype: torch.dtype | None) -> None:
 
 
 def check_part(name: str, part: nn.Module, compute_dtype: torch.dtype | None) -> None:
-    """Check that a part computes the same when it is sharded.
-
-    Raises:
-        ValueError: it would compute something else, or fail.
-    """
+    """Raise a ValueError if a part would compute something else, or fail, when it is sharded."""
     if isinstance(part, nn.Embedding) and (part.sparse or part.max_norm is not None):
         raise ValueError(
             f"{name} is an embedding with sparse={part.sparse} and max_norm={part.max_norm}; "

@@ -22,12 +22,9 @@ class ShardedBucket:
     def __init__(
         self, parameters: Iterable[nn.Parameter], owners: Iterable[int], group: dist.ProcessGroup | None = None
     ):
-        """Move parameters, which are of one dtype and on one device, into a bucket.
+        """Move parameters, which are of one dtype and on one device, into a bucket, and make them views of it.
 
-        Args:
-            parameters: their data become views of the bucket.
-            owners: for each parameter the rank that updates it.
-            group: the ranks; None: all.
+        `owners` has the rank that updates each parameter; `group` the ranks, None: all.
         """
         self.group = group
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
@@ -59,11 +56,7 @@ class ShardedBucket:
 
     @torch.no_grad()
     def take_in(self) -> None:
-        """Move parameters whose data is elsewhere into the bucket: first all, later those with a replaced `.data`.
-
-        Raises:
-            RuntimeError: a parameter changed in dtype or device.
-        """
+        """Move parameters whose data is elsewhere into the bucket: first all, later those with a replaced `.data`."""
         for parameter, view in zip(self.parameters, self._views, strict=True):
             if parameter.data_ptr() == view.data_ptr():
                 continue

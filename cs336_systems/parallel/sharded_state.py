@@ -11,11 +11,7 @@ from cs336_systems.parallel.distributed_parameters import Place
 
 
 def load_into(parameters: Mapping[Place, nn.Parameter]) -> None:
-    """Make `load_state_dict` accept unsharded tensors for DTensor parameters, and copy instead of assigning.
-
-    Args:
-        parameters: the DTensor parameters, by their place.
-    """
+    """Make `load_state_dict` accept unsharded tensors for DTensor parameters, and copy instead of assigning."""
     for (owner, name), parameter in parameters.items():
         owner.register_load_state_dict_pre_hook(take_own_part(name, parameter))
         owner.register_load_state_dict_post_hook(take_assigned(name, parameter))

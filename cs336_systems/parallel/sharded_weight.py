@@ -25,14 +25,10 @@ class ShardedWeight:
     """
 
     def __init__(self, name: str, parameter: nn.Parameter, compute_dtype: torch.dtype | None, mesh: DeviceMesh):
-        """Copy this rank's rows; the parameter itself is no longer needed.
+        """Copy this rank's rows of a parameter, [rows, ...], the same on all ranks of a mesh of one dimension.
 
-        Args:
-            name: its name in error messages.
-            parameter: [rows, ...], the same on all ranks.
-            compute_dtype: dtype of the whole weight and of its gradient; None: the parameter's. The shard, and the
-                gradient that the optimizer sees, keep the parameter's.
-            mesh: the ranks, in one dimension.
+        The whole weight and its gradient have `compute_dtype` (None: the parameter's); the shard, and the gradient that
+        the optimizer sees, keep the parameter's. Error messages contain `name`.
         """
         self.name = name
         self.shape = parameter.shape
@@ -82,11 +78,7 @@ class ShardedWeight:
         return padded.chunk(self._ranks)[self._rank]
 
     def follow(self) -> bool:
-        """Copy `requires_grad` from the shard; return whether it changed.
-
-        Raises:
-            RuntimeError: the shard's dtype or device changed, or it has a hook that would never run.
-        """
+        """Copy `requires_grad` from the shard; return whether it changed."""
         check_unchanged(self.name, self.shard, self._dtype, self._padded.device)
         if self.whole.requires_grad == self.shard.requires_grad:
             return False
@@ -192,17 +184,12 @@ def pull(weights: Sequence[ShardedWeight], source: SymmetricMemory) -> None:
 def reduce(
     gradients: Sequence[Tensor], received: list[Tensor], group: dist.ProcessGroup, asynchronous: bool
 ) -> Waitable | None:
-    """Reduce-scatter gradients in one call: each rank receives its rows of the means.
+    """Reduce-scatter gradients in one call; this rank's rows of the means are appended to `received`.
 
     Gradients are sent in the dtype in which they were computed. A wider dtype would take twice as long, and would avoid
     only the rounding of the mean, which is no larger than the rounding already in each gradient. Sums over several
-    passes are kept in the shards' dtype.
-
-    Args:
-        gradients: from `take_gradient`; they are overwritten, and must stay in memory until the result is ready.
-        received: list to which this rank's rows are appended.
-        group: the ranks.
-        asynchronous: whether to return before the result is ready.
+    passes are kept in the shards' dtype. The gradients, from `take_gradient`, are overwritten, and must stay in memory
+    until the result is ready.
     """
     received.extend(gradient.new_empty(gradient.numel() // group.size()) for gradient in gradients)
     operation = averaging(gradients, group)

@@ -32,8 +32,7 @@ class SymmetricMemory:
 def allocate(size: int, device: torch.device, group: dist.ProcessGroup | None = None) -> SymmetricMemory:
     """Allocate `size` bytes on each rank of `group` (None: all ranks); all ranks call it with the same size.
 
-    Raises:
-        RuntimeError: the ranks cannot reach each other's memory.
+    A RuntimeError is raised if the ranks cannot reach each other's memory.
     """
     try:
         return _on_gpus(size, device, group) if device.type == "cuda" else _on_cpus(size, group)

@@ -44,11 +44,7 @@ def synchronizes(wrapper: object, parameters: Iterable[Tensor]) -> None:
 
 
 def check_not_used_up(parameters: Iterable[Tensor], wrapper: str) -> None:
-    """Check that a wrapper can average the gradients of these parameters.
-
-    Raises:
-        ValueError: a gradient is consumed in the backward pass.
-    """
+    """Raise a ValueError if a gradient that a wrapper would average is consumed in the backward pass."""
     for parameter in parameters:
         if user := _user_of(parameter):
             raise ValueError(
@@ -72,11 +68,7 @@ def release(user: object) -> None:
 
 
 def check_complete_in_backward(parameters: Iterable[Tensor], user: str) -> None:
-    """Check that these parameters' gradients are averaged, or need no averaging, when their hooks run.
-
-    Raises:
-        ValueError: a wrapper averages a gradient later, or something else consumes it.
-    """
+    """Raise a ValueError if a gradient is averaged after its parameter's hooks run, or is consumed by another one."""
     for parameter in parameters:
         synchronizer = None if isinstance(parameter, DTensor) else synchronizer_of(parameter)
         if synchronizer is not None:

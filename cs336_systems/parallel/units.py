@@ -20,13 +20,7 @@ class Unit:
     """A layer, or a module of several layers, whose weights are gathered together while it runs."""
 
     def __init__(self, index: int, weights: dict[Place, ShardedWeight], biases: list[Place]):
-        """Make a unit.
-
-        Args:
-            index: its place among the units.
-            weights: the weights of its layers.
-            biases: other floating-point parameters of its layers.
-        """
+        """Make the unit `index` of the weights of its layers, and of their other floating-point parameters."""
         self.index = index
         self.weights = list(dict.fromkeys(weights.values()))
         self.first = [weight for weight in self.weights if not weight.units]
@@ -62,11 +56,7 @@ class Unit:
                 weight.arrival = transfer
 
     def show_whole(self, compute_dtype: torch.dtype | None) -> None:
-        """Register the full weights in the unit's layers, and biases in the same dtype.
-
-        Raises:
-            RuntimeError: a weight was replaced.
-        """
+        """Register the full weights in the unit's layers, and biases in the same dtype."""
         for place, weight in self._places.items():
             owner, name = place
             check_in_place(weight.name, owner._parameters[name], weight.shard)
@@ -106,15 +96,9 @@ def shard_weights(module: nn.Module, compute_dtype: torch.dtype | None, mesh: De
 def divide(
     module: nn.Module, together: tuple[type[nn.Module], ...], weights: dict[Place, ShardedWeight]
 ) -> tuple[list[nn.Module], list[Unit]]:
-    """Divide a module into units.
+    """Divide a module into units, and return the modules that are units, and the units.
 
-    Args:
-        module: the module to divide.
-        together: classes of modules whose layers make one unit.
-        weights: the sharded weights.
-
-    Returns:
-        the modules that are units, and the units.
+    The layers of a module of one of the classes `together` make one unit.
     """
     parts: list[nn.Module] = []
     units: list[Unit] = []

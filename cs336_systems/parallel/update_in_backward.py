@@ -65,11 +65,7 @@ class Unit:
         """Gradients that this step's backward pass still has to compute."""
 
     def check_in_place(self) -> None:
-        """Check that the parameters are still views of `flat`, which is updated.
-
-        Raises:
-            RuntimeError: one was cast or moved, or its data was replaced.
-        """
+        """Raise a RuntimeError if a parameter is no longer a view of `flat`, which is updated."""
         for parameter, view in zip(self.parameters, self._views, strict=True):
             if parameter.data_ptr() != view.data_ptr() or parameter.dtype is not view.dtype:
                 raise RuntimeError(
@@ -85,11 +81,7 @@ class Unit:
         return flat.narrow(0, self.share.storage_offset(), len(self.share)).clone()
 
     def take_gradients(self) -> Tensor:
-        """Copy the gradients into one tensor laid out like `flat`, and free them.
-
-        Raises:
-            RuntimeError: a parameter is no longer a view of `flat`.
-        """
+        """Copy the gradients into one tensor laid out like `flat`, and free them."""
         self.check_in_place()
         flat = torch.empty_like(self.flat)
         gradients = [parameter.grad for parameter in self.parameters]
@@ -332,12 +324,7 @@ def named_in(units: Sequence[Sequence[nn.Parameter]]) -> list[tuple[str, nn.Para
 
 
 def check_units(units: Sequence[Sequence[nn.Parameter]]) -> None:
-    """Check that each unit can be moved into one tensor, and that each parameter will get one gradient.
-
-    Raises:
-        ValueError: a unit has no parameters, or of several dtypes or devices; or a parameter is frozen, in two places,
-            on the meta device or a DTensor.
-    """
+    """Raise a ValueError if a unit cannot be moved into one tensor, or a parameter will not get just one gradient."""
     for parameters in units:
         kinds = {f"{parameter.dtype} on {parameter.device}" for parameter in parameters}
         if len(kinds) != 1:
@@ -354,11 +341,7 @@ def check_units(units: Sequence[Sequence[nn.Parameter]]) -> None:
 
 
 def check_elementwise(optimizer_cls: Any) -> None:
-    """Check that an optimizer may update a share of a unit.
-
-    Raises:
-        ValueError: its update of an element depends on other elements.
-    """
+    """Raise a ValueError if an optimizer's update of an element depends on other elements."""
     if isinstance(optimizer_cls, type) and issubclass(optimizer_cls, NOT_ELEMENTWISE):
         name = optimizer_cls.__name__
         raise ValueError(f"optimizer_cls is {name}; allowed: elementwise optimizers, such as AdamW")
@@ -372,12 +355,7 @@ def is_elementwise(name: str, value: Any, unit: Unit) -> bool:
 def check_loadable(
     state_dict: Mapping[str, Any], units: Sequence[Sequence[nn.Parameter]]
 ) -> tuple[Mapping[str, Any], list[list[Mapping[str, Any]]]]:
-    """Return the group of a state dict, and the states of each unit's parameters.
-
-    Raises:
-        ValueError: it has several groups, more or fewer parameters, states for only some parameters of a unit, or a
-            tensor of another shape.
-    """
+    """Return the group of a state dict, and the states of each unit's parameters; a ValueError if they do not fit."""
     groups, total = state_dict["param_groups"], sum(map(len, units))
     if (sizes := [len(group["params"]) for group in groups]) != [total]:
         raise ValueError(f"the state has groups of {sizes} parameters; allowed: [{total}], one group of all parameters")
