@@ -23,11 +23,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 def check_group(group: Mapping[str, Any]) -> None:
-    """Refuse hyperparameters that are out of range, and options that are not supported.
-
-    Raises:
-        ValueError: a value is refused, or missing.
-    """
+    """Raise a ValueError if a hyperparameter is missing or out of range, or an option is not supported."""
     for name, allowed in UNSUPPORTED.items():
         if group.get(name, allowed[0]) not in allowed:
             raise ValueError(f"MasterAdamW does not support {name}={group[name]}; leave it out")
@@ -45,11 +41,7 @@ def check_group(group: Mapping[str, Any]) -> None:
 
 
 def loaded_groups(groups: Sequence[dict[str, Any]], saved: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Copies of saved groups, with the parameters of `groups`.
-
-    Raises:
-        ValueError: there are more or fewer groups or parameters, or a hyperparameter is refused.
-    """
+    """Copies of saved groups, with the parameters of `groups`; a ValueError says if they do not fit."""
     given, allowed = ([len(group["params"]) for group in some] for some in (saved, groups))
     if given != allowed:
         raise ValueError(f"the state has groups of {given} parameters; allowed: {allowed}, as the optimizer")
@@ -63,11 +55,7 @@ def loaded_groups(groups: Sequence[dict[str, Any]], saved: Sequence[Mapping[str,
 
 
 def one_number(scale: Tensor | float) -> Tensor | float:
-    """The factor of the gradients: a number, or a scalar tensor.
-
-    Raises:
-        ValueError: it is not one real number.
-    """
+    """The factor of the gradients, a number or a scalar tensor; a ValueError if it is not one real number."""
     if isinstance(scale, DTensor):
         scale = scale.full_tensor()
     if not isinstance(scale, Tensor):

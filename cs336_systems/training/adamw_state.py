@@ -25,12 +25,7 @@ def tensors_of(parameter: Tensor) -> dict[str, torch.dtype]:
 
 
 def check_parameter(parameter: Tensor) -> None:
-    """Refuse parameters whose memory the kernel cannot traverse.
-
-    Raises:
-        ValueError: its dtype is neither bf16 nor fp32, it is on the meta device, has gaps in memory, consists of
-            several tensors, or its state could not be saved.
-    """
+    """Raise a ValueError if the kernel cannot traverse a parameter's memory, or its state could not be saved."""
     part = own_part(parameter)
     if parameter.dtype not in DTYPES:
         raise ValueError(f"a parameter is of dtype {parameter.dtype}; allowed: {', '.join(map(str, DTYPES))}")
@@ -49,11 +44,7 @@ def check_parameter(parameter: Tensor) -> None:
 
 
 def check_gradient(parameter: Tensor, gradient: Tensor) -> None:
-    """Refuse gradients that are not like their parameter.
-
-    Raises:
-        ValueError: layout, dtype, shape, device or sharding differs.
-    """
+    """Raise a ValueError if a gradient differs from its parameter in layout, dtype, shape, device or sharding."""
     if (
         gradient.dtype is parameter.dtype
         and gradient.shape == parameter.shape
@@ -74,11 +65,7 @@ def check_gradient(parameter: Tensor, gradient: Tensor) -> None:
 
 
 def check_like(name: str, value: Tensor, parameter: Tensor) -> None:
-    """Refuse a tensor that is not shaped, or not sharded, like its parameter.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """Raise a ValueError if a tensor is not shaped, or not sharded, like its parameter."""
     if value.shape != parameter.shape:
         raise ValueError(f"{name} is of shape {list(value.shape)}; allowed: its parameter's, {list(parameter.shape)}")
     if not same_sharding(value, parameter):
@@ -87,11 +74,7 @@ def check_like(name: str, value: Tensor, parameter: Tensor) -> None:
 
 
 def check_state(parameter: Tensor, state: Mapping[str, Any]) -> None:
-    """Refuse a state that cannot follow its parameter.
-
-    Raises:
-        ValueError: a tensor is of another shape or sharding.
-    """
+    """Raise a ValueError if a tensor of a state is not shaped or sharded like its parameter."""
     for name in tensors_of(parameter):
         if name in state:
             check_like(name, torch.as_tensor(state[name]), parameter)
@@ -115,11 +98,7 @@ def fit_state(parameter: Tensor, state: dict[str, Any]) -> None:
 
 
 def check_saved(parameter: Tensor, saved: Mapping[str, Any]) -> None:
-    """Refuse a saved state that is not of AdamW, or of another parameter.
-
-    Raises:
-        ValueError: a tensor is missing, or is of another shape, sharding or dtype.
-    """
+    """Raise a ValueError if a saved state is not of AdamW, or is another parameter's."""
     for name in ("step", *MOMENTS):
         if name not in saved:
             raise ValueError(f"a state has no {name}; allowed: states of MasterAdamW or torch.optim.AdamW")

@@ -6,11 +6,7 @@ from torch import nn
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The blocks of a model, in order.
-
-    Raises:
-        ValueError: it has none.
-    """
+    """The blocks of a model, in order; a ValueError if it has none."""
     blocks = getattr(model, "blocks", None)
     if not isinstance(blocks, nn.ModuleList | nn.Sequential):
         name = type(model).__qualname__

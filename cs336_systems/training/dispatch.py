@@ -32,11 +32,7 @@ def needs_operators(*tensors: Tensor) -> bool:
 
 
 def check_whole(function: str, x: Tensor, *weights: Tensor) -> None:
-    """Check that no weight is a DTensor if the input is not.
-
-    Raises:
-        ValueError: one is.
-    """
+    """Raise a ValueError if a weight is a DTensor although the input is not."""
     for weight in weights:
         if type(weight) not in PLAIN and hasattr(weight, "placements") and not hasattr(x, "placements"):
             raise ValueError(

@@ -32,9 +32,8 @@ class Operand(NamedTuple):
 def check_operands(x: Tensor, weights: Sequence[Tensor]) -> None:
     """Check that an input, [..., d_in], and weights, [d_out, d_in] each, can be multiplied in FP8.
 
-    Raises:
-        ValueError: an axis is not a multiple of 16, or a weight is sharded.
-        NotImplementedError: a tensor is a subclass, or this is a transform of torch.func.
+    A ValueError says that an axis is not a multiple of 16, or a weight is sharded; a NotImplementedError, that a
+    tensor is a subclass, or this is a transform of torch.func.
     """
     if needs_operators(x, *weights):
         check_whole("fp8_linear", x, *weights)
@@ -56,14 +55,10 @@ def rounds_in_kernels(x: Tensor) -> bool:
 
 
 def round_operand(x: Tensor, dtype: torch.dtype, rowwise: bool, *, columns: bool, amax: Any = None) -> Operand:
-    """Scale a matrix to the range of an FP8 format, and round it.
+    """Scale a matrix [m, k] to the range of an FP8 format, and round it.
 
-    Args:
-        x: [m, k].
-        dtype: the FP8 format.
-        rowwise: a scale for each row, and for each column.
-        columns: whether columns are returned.
-        amax: an Amax for kernels; None: current scaling.
+    `rowwise` scales each row, and each column if `columns` are wanted, separately. Kernels read and write an Amax;
+    without one, scaling is current.
     """
     if not rowwise and rounds_in_kernels(x):
         by_row, by_column, scale = round_matrix(x.contiguous(), dtype, columns, amax or CURRENT)

@@ -29,11 +29,8 @@ class Scaling(NamedTuple):
 def fp8_swiglu(x: Tensor, gate_up: Sequence[Tensor], down: Tensor, scaling: Scaling) -> Tensor:
     """down(silu(gate(x)) * up(x)) in FP8, on kernels; the hidden layer is recomputed in the backward pass.
 
-    Args:
-        x: [..., d_model], bf16 or fp16, as the weights are. All require gradients, or none.
-        gate_up: the weights of gate and up, [d_ff, d_model] each.
-        down: [d_model, d_ff].
-        scaling: how operands are scaled.
+    x is [..., d_model], gate and up are [d_ff, d_model], down is [d_model, d_ff], all bf16 or all fp16. All require
+    gradients, or none.
     """
     check_operands(x, gate_up)
     y: Tensor = _Fp8SwiGLU.apply(x.flatten(0, -2), pack_rows(gate_up), scaling, down, *gate_up)[0]

@@ -44,11 +44,8 @@ def pack_rows(weights: Sequence[Tensor]) -> Tensor:
     """Return one matrix that consists of the weights, without a gradient: in their own memory, or a copy.
 
     The first call moves parameters into one storage, and so does the next call after they were separated by Module.to,
-    deepcopy or load_state_dict(assign=True). They stay the same Parameter objects.
-
-    Raises:
-        ValueError: there are no weights, or they differ in dtype, device or d_in.
-        RuntimeError: a CUDA graph is being captured, which would replay the move each time.
+    deepcopy or load_state_dict(assign=True). They stay the same Parameter objects. In the capture of a CUDA graph,
+    which would replay the move each time, it raises a RuntimeError.
     """
     packed = _rows_of(weights)
     if packed is not None:

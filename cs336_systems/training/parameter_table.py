@@ -24,12 +24,9 @@ class ParameterTable:
     """The parameters of one dtype on one device, with their groups; for DTensors, this rank's parts."""
 
     def __init__(self, parameters: Mapping[nn.Parameter, int], groups: Groups, states: Mapping[Any, Any]):
-        """Write the table to the device; this copies from the host, so it comes before a capture.
+        """Write a table of parameters, each with the number of its group, to the device, before any capture.
 
-        Args:
-            parameters: each with the number of its group.
-            groups: all groups.
-            states: each parameter's tensors step, exp_avg, exp_avg_sq and, for bf16, remainder, in its memory layout.
+        A state has step, exp_avg, exp_avg_sq and, for bf16, remainder, in its parameter's memory layout.
         """
         self.device = next(iter(parameters)).device
         self._numbered = dict(zip(parameters, enumerate(parameters.values()), strict=True))

@@ -22,15 +22,9 @@ def weigh(loss: Any, *, alone: bool) -> tuple[Tensor, Tensor | None]:
     """Return a loss's contribution to the weighted sum of losses, and its weight; None: all have the same weight.
 
     The sum, divided by the sum of weights, is the mean over all tokens that count. A weight is the fraction of a
-    micro-batch's tokens that count, so it is exactly 1 if none is ignored.
-
-    Args:
-        loss: a scalar; or a sum and the number of tokens in it.
-        alone: whether the loss is the only one, so that a mean needs no weight.
-
-    Raises:
-        TypeError: it is neither.
-        ValueError: it is not a scalar, or consists of several means over tokens, or of compiled code.
+    micro-batch's tokens that count, so it is exactly 1 if none is ignored. The loss is a scalar, or a sum and its
+    number of tokens. If it is the only one (`alone`), a mean needs no weight; otherwise a ValueError refuses several
+    means over tokens, and compiled code.
     """
     match loss:
         case Tensor():
@@ -55,12 +49,10 @@ def weigh(loss: Any, *, alone: bool) -> tuple[Tensor, Tensor | None]:
 
 
 def means_over_tokens(loss: Tensor) -> tuple[list[tuple[Tensor, int]], bool]:
-    """Find the means over tokens in a loss's graph, and whether compiled code computes a scalar in it.
+    """Find the means over tokens in a loss's graph: for each, the number of tokens that count and the total.
 
-    It recognizes `linear_cross_entropy`, and PyTorch's cross-entropy and nll_loss outside torch.compile.
-
-    Returns:
-        for each mean, the number of tokens that count and the total; and whether compiled code may contain others.
+    It recognizes `linear_cross_entropy`, and PyTorch's cross-entropy and nll_loss outside torch.compile. Also returns
+    whether compiled code computes a scalar in the graph, which may contain others.
     """
     means, compiled, nodes, seen = [], False, [loss.grad_fn], set()
     while nodes:

@@ -202,9 +202,8 @@ class UpdateTable:
     def __init__(self, rows: Sequence[Row], hyperparameters: Tensor):
         """Write the table; this copies from the host, so it comes before a capture.
 
-        Args:
-            rows: weights bf16 with an int16 remainder, or fp32 without; moments fp32, steps fp32 scalars.
-            hyperparameters: [groups, 5] fp64 on the device, lr, beta1, beta2, eps and weight decay.
+        Weights are bf16 with an int16 remainder, or fp32 without; moments fp32, steps fp32 scalars. Hyperparameters,
+        [groups, 5] fp64 on the device, are lr, beta1, beta2, eps and weight decay.
         """
         self.tuning = TUNING
         self.hyperparameters = hyperparameters
@@ -227,13 +226,10 @@ class UpdateTable:
         self.coefficients = torch.empty(len(rows), COEFFICIENTS.value, dtype=torch.float32, device=device)
 
     def update(self, gradients: Sequence[Tensor | None], scale: Tensor, first: int = 0) -> None:
-        """Update consecutive tensors on the current stream of their device, which is the current one.
+        """Update consecutive tensors, from number `first` on, on the current stream of their device, the current one.
 
-        Args:
-            gradients: of the tensors from `first` on, in their memory layout, all in their dtype or all in fp32; None
-                skips one.
-            scale: factor of the gradients, one fp32 number on the device.
-            first: number of the first tensor.
+        Gradients have their tensors' memory layout, all in their dtype or all in fp32; None skips a tensor. Their
+        factor `scale` is one fp32 number on the device.
         """
         wide = not self.split or any(x is not None and x.dtype is torch.float32 for x in gradients)
         addresses = [MISSING.value if x is None else x.data_ptr() for x in gradients]

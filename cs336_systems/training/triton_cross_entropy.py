@@ -84,14 +84,9 @@ def cross_entropy_in_place(
 ) -> None:
     """Write each token's loss and, if wanted, overwrite the logits with the gradients of factor · sum(losses).
 
-    Args:
-        logits: [tokens, vocabulary], with a row stride that is a multiple of 16 elements; the padding is overwritten
-            too.
-        targets: [tokens] integers.
-        factor: one fp32 number.
-        losses: [tokens] fp32, written: 0 for ignored targets, NaN, like their gradients, for invalid ones.
-        ignore_index: target of tokens that do not count.
-        gradients: whether the logits become gradients.
+    The logits, [tokens, vocabulary], have a row stride that is a multiple of 16 elements; the padding is overwritten
+    too. The factor is one fp32 number. The losses, [tokens] fp32, are 0 for ignored targets, and NaN, like their
+    gradients, for invalid ones.
     """
     tokens, vocabulary = logits.shape
     block = min(MAX_BLOCK, triton.next_power_of_2(vocabulary))

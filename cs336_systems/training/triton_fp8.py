@@ -153,13 +153,7 @@ class AmaxHistory:
 def round_matrix(
     x: Tensor, dtype: torch.dtype, transposed: bool, amax: Amax = CURRENT
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Round a matrix to FP8 with one scale.
-
-    Args:
-        x: [rows, columns], contiguous, multiples of 16.
-        dtype: the FP8 format.
-        transposed: whether the columns are returned.
-        amax: where its largest element is read and written.
+    """Round a contiguous matrix, [rows, columns], multiples of 16, to FP8 with one scale.
 
     Returns:
         [rows, columns] in FP8, its transpose [columns, rows], contiguous, or None, and the factor that restores them,

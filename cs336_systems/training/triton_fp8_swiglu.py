@@ -125,11 +125,7 @@ class Gradients(NamedTuple):
 
 @on_device
 def swiglu_fp8(gate_up: Tensor, amax: Amax = CURRENT) -> tuple[Tensor, Tensor]:
-    """Compute the hidden layer in FP8.
-
-    Args:
-        gate_up: [rows, 2 d_ff], contiguous.
-        amax: where the largest element of the hidden layer is read and written.
+    """Compute the hidden layer in FP8 from gate_up, [rows, 2 d_ff], contiguous.
 
     Returns:
         [rows, d_ff], float8_e4m3fn, and the factor that restores it, one fp32 number.
@@ -150,14 +146,9 @@ def swiglu_fp8(gate_up: Tensor, amax: Amax = CURRENT) -> tuple[Tensor, Tensor]:
 def swiglu_fp8_backward(
     gate_up: Tensor, d_hidden: Tensor, hidden_scale: Tensor, dtype: torch.dtype, amax: Amax = CURRENT
 ) -> Gradients:
-    """Compute the gradient of gate_up in FP8, and recompute the hidden layer.
+    """Compute the gradient of gate_up in an FP8 format, and recompute the hidden layer, scaled as by `swiglu_fp8`.
 
-    Args:
-        gate_up: [rows, 2 d_ff], contiguous.
-        d_hidden: [rows, d_ff], contiguous.
-        hidden_scale: as returned by `swiglu_fp8`.
-        dtype: the FP8 format of the gradient.
-        amax: where the largest element of the gradient is read and written.
+    gate_up is [rows, 2 d_ff] and d_hidden [rows, d_ff], both contiguous; amax is the gradient's.
     """
     rows, width = gate_up.shape
     by_row = torch.empty_like(gate_up, dtype=dtype)

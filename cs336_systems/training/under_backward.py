@@ -27,12 +27,9 @@ class UnderBackward:
         update: Callable[[nn.Parameter, Tensor], None],
         on_removal: Callable[[], None],
     ):
-        """Install the hooks.
+        """Install hooks that call `update` on the current stream with each parameter and its gradient.
 
-        Args:
-            parameters: all require gradients, which are complete when hooks run.
-            update: updates a parameter by its gradient, on the current stream.
-            on_removal: called by `remove`.
+        All parameters require gradients, which are complete when hooks run. `remove` calls `on_removal`.
         """
         self._apply = update
         self._on_removal = on_removal

@@ -70,11 +70,7 @@ class WrappedPasses:
         return calls_before_capture(self._model)
 
     def check(self) -> None:
-        """Check that only the wrapper averages the gradients.
-
-        Raises:
-            ValueError: it does not.
-        """
+        """Raise a ValueError unless the wrapper, and nothing else, averages the gradients."""
         trained = [p for p in self._parameters if p.requires_grad]
         if self._model is None:
             for wrapper in filter(None, map(synchronizer_of, trained)):
@@ -98,11 +94,7 @@ class WrappedPasses:
         return contextlib.nullcontext()
 
     def run(self, loss_function: Callable[..., Any], batch: Iterable[Tensor], *, last: bool) -> Any:
-        """Call a loss function.
-
-        Raises:
-            ValueError: it did not call a DistributedDataParallel, which averages only the gradients of its own calls.
-        """
+        """Call a loss function; a ValueError if it did not call a DistributedDataParallel, which averages only then."""
         if not last or not isinstance(self._module, DistributedDataParallel):
             return loss_function(*batch)
         calls: list[Any] = []
