@@ -35,8 +35,7 @@ def device_busy(phases: Mapping[str, Callable[[], None]], device: torch.device) 
 def device_activity(phases: Mapping[str, Callable[[], None]], device: torch.device) -> dict[str, list[Interval]]:
     """Run the phases of a step on a CUDA device, one after another, and record the device's activity.
 
-    Returns:
-        For each phase, start and end of every kernel, copy and fill that it launched, seconds since the epoch.
+    For each phase, start and end of every kernel, copy and fill that it launched, in seconds since the epoch.
     """
     ends: list[int] = []
     synchronize(device)

@@ -20,13 +20,9 @@ Fact = Callable[[Any], object]
 
 @contextlib.contextmanager
 def nvml_device(uuid: str) -> Iterator[Any]:
-    """Open the driver's handle of a device; for a GPU partition (MIG), the whole GPU's.
+    """Open the driver's handle of a device with a UUID as PyTorch prints it; of a GPU partition (MIG), the whole GPU's.
 
-    Args:
-        uuid: as PyTorch prints it, without a prefix.
-
-    Raises:
-        pynvml.NVMLError: the driver's library is missing, or does not know the device.
+    An NVMLError means that the driver's library is missing, or does not know the device.
     """
     pynvml.nvmlInit()
     try:
@@ -40,11 +36,7 @@ def nvml_device(uuid: str) -> Iterator[Any]:
 
 
 def read_facts(handle: Any) -> dict[str, tuple[str, str]]:
-    """Read every fact of a GPU.
-
-    Returns:
-        For each fact its value as text, or the driver's reason if it has none.
-    """
+    """Read every fact of a GPU: its value as text, or the driver's reason if it has none."""
     by_name = {}
     for name, read in FACTS.items():
         try:

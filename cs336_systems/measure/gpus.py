@@ -76,16 +76,9 @@ def _gpu(
     *,
     link_gb: float | None = None,
 ) -> Gpu:
-    """Make an entry from the units of data sheets.
+    """Make an entry from the units of data sheets: TFLOP/s of bf16 and fp32, TB/s and GB of memory, W and GB/s.
 
-    Args:
-        names: as in Gpu, with | between them.
-        capability: as in Gpu.
-        tflops: bf16 and fp32, TFLOP/s.
-        memory: TB/s and GB.
-        watts: the power limit.
-        source: a key of DOCUMENTS and, if needed, after a comma, one of its columns.
-        link_gb: GB/s in one direction.
+    There is a | between names. The source is a key of DOCUMENTS and, if needed, after a comma, one of its columns.
     """
     return Gpu(
         names=tuple(names.split("|")),
@@ -238,8 +231,7 @@ def gpu_of(name: str) -> Gpu | None:
 def listed(name: str) -> Gpu:
     """Look up the GPU model for a driver's or a user's name: "RTX 4090", "rtx4090", "A100 40GB PCIe".
 
-    Raises:
-        ValueError: the name matches none or several; the sentence lists similar models, or else all.
+    If the name matches none or several, a ValueError lists similar models, or else all.
     """
     meant = candidates(name)
     if len(meant) == 1:
@@ -249,11 +241,7 @@ def listed(name: str) -> Gpu:
 
 
 def full_name(name: str) -> str:
-    """Spell out a GPU model's name as the driver does; a driver's name of an unlisted model is unchanged.
-
-    Raises:
-        ValueError: as in `listed`.
-    """
+    """Spell out a GPU model's name as the driver does; a driver's name of an unlisted model is unchanged."""
     if name.startswith(DRIVERS) and (gpu_of(name) or not candidates(name)):
         return name
     return listed(name).name

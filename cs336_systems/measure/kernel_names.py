@@ -55,16 +55,9 @@ WRAPPERS = re.compile(r"^([AB]?UnaryFunctor|BinaryFunctor|gpu_kernel\w*|\w*eleme
 
 
 def categorize(name: str, *, operator: str = "", stage: str = "", range_: str = "") -> str:
-    """Choose the category of a kernel, or of an operator of a CPU.
+    """Choose the category of a kernel, or of an operator of a CPU, by its full name, and by what launched it.
 
-    Args:
-        name: its full name.
-        operator: the operator that launched it, which identifies unknown kernels.
-        stage: the stage that launched it.
-        range_: the named range that launched it.
-
-    Returns:
-        One of CATEGORIES.
+    The operator that launched it identifies unknown kernels.
     """
     lower = name.lower()
     if "nccl" in lower:

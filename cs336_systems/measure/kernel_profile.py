@@ -28,9 +28,8 @@ def run_steps(
 ) -> tuple[list[float], dict[str, list[float]]]:
     """Run the stages of a step, step after step; the device is idle when a stage begins, and each is a named range.
 
-    Returns:
-        Milliseconds of each step on the host's clock, and of each stage between two events of the device; on a CPU on
-        the host's clock.
+    Returns milliseconds of each step on the host's clock, and of each stage between two events of the device; on a CPU
+    on the host's clock.
     """
     by_step: list[float] = []
     by_stage: dict[str, list[float]] = {name: [] for name in stages}
@@ -63,12 +62,9 @@ def _milliseconds(start: Any, end: Any) -> float:
 
 @contextlib.contextmanager
 def recording(model: Callable[..., Any], device: torch.device, path: Path) -> Iterator[None]:
-    """Record the enclosed code as a Chrome trace, with a named range for each module of the model.
+    """Record the enclosed code as a Chrome trace, compressed if the path ends in .gz.
 
-    Args:
-        model: its modules' calls become ranges; a model from `torch.compile` becomes a single range.
-        device: where it runs.
-        path: where the trace is written, compressed if it ends in .gz.
+    Calls of the model's modules are named ranges; a model from `torch.compile` is a single range.
     """
     prepare_profiler(device)
     with module_ranges(model), listening(), profiling(device, operators=True) as profiler:
@@ -77,11 +73,7 @@ def recording(model: Callable[..., Any], device: torch.device, path: Path) -> It
 
 
 def recorded_events(path: Path, device: torch.device) -> list[dict[str, Any]]:
-    """Read the events that `recording` wrote.
-
-    Raises:
-        Unavailable: the profiler recorded no kernel of the device.
-    """
+    """Read the events that `recording` wrote; Unavailable is raised if there is no kernel of the device."""
     events = read_events(path)
     if device.type == "cuda" and not any(event.get("cat") in ON_DEVICE for event in events):
         raise Unavailable("PyTorch's profiler recorded no kernel")

@@ -34,11 +34,7 @@ ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_
 
 
 def require_history(device: torch.device) -> None:
-    """Check that the allocator can be recorded.
-
-    Raises:
-        Unavailable: it cannot on this device or with these settings.
-    """
+    """Raise Unavailable if the allocator cannot be recorded on this device or with these settings."""
     if device.type != "cuda":
         raise Unavailable("PyTorch keeps a history of allocations only on CUDA devices")
     for name in ALLOCATOR_SETTINGS:
@@ -63,13 +59,10 @@ def record_step(
     weights: Iterable[Tensor],
     device: torch.device,
 ) -> Recording:
-    """Run the stages of a step one after another and record the device's memory.
+    """Run the stages of a step one after another on a CUDA device, and record the device's memory.
 
-    Args:
-        stages: name to function, in the order of the step.
-        owners: the category of `memory_timeline` of the memory at each address, at the time of the call.
-        weights: parameters whose conversions to another dtype are recorded as such.
-        device: a CUDA device, for which `require_history` holds.
+    `owners` returns the category of `memory_timeline` of the memory at each address, at the time of the call.
+    Conversions of the weights to another dtype are recorded as such.
     """
     operators = OperatorLog(weights, lambda: allocation_counts(device)[0])
     ends: list[Stage] = []
@@ -147,10 +140,7 @@ def owners_of_training(
 ) -> dict[int, str]:
     """Map addresses of a training step's long-lived tensors to their categories.
 
-    Args:
-        model: owner of parameters, gradients and buffers.
-        optimizer: owner of the optimizer state, if there is one.
-        others: inputs and outputs that exist at the time.
+    `others` are inputs and outputs that exist at the time.
     """
     parameters = list(model.parameters())
     states = optimizer.state.values() if optimizer else []
@@ -190,12 +180,7 @@ def code_at(source: str) -> str:
 
 
 class OperatorLog(TorchDispatchMode):
-    """Records the operator of each allocation.
-
-    Args:
-        weights: tensors whose conversions are recorded as such.
-        count: returns the number of allocations so far.
-    """
+    """Records the operator of each allocation, by a count of allocations so far, and conversions of weights as such."""
 
     def __init__(self, weights: Iterable[Tensor], count: Callable[[], int]):
         super().__init__()

@@ -112,8 +112,7 @@ def blocks_of(segments: Iterable[Segment]) -> Blocks:
 def replay(recording: Recording) -> Timeline:
     """Replay allocations and frees, with categories.
 
-    Raises:
-        ValueError: there are fewer events than the allocator counted, so the recording is incomplete.
+    A ValueError means that there are fewer events than the allocator counted, so the recording is incomplete.
     """
     blocks = blocks_of(recording.segments)
     alive = {

@@ -33,9 +33,7 @@ class DeviceEvent:
 def by_kind(events: Sequence[DeviceEvent], apart: Sequence[str] = ()) -> dict[str, list[Interval]]:
     """Compute disjoint intervals in which a device computes, communicates and runs the optimizer.
 
-    Args:
-        events: the device's events.
-        apart: collectives in `OF_COLLECTIVES` that count as separate kinds.
+    Collectives in `apart`, of those in `OF_COLLECTIVES`, count as separate kinds.
     """
     by_kinds: dict[str, list[Interval]] = {kind: [] for kind in (COMPUTE, COMMUNICATION, OPTIMIZER, *apart)}
     for event in events:

@@ -57,14 +57,8 @@ def time_phases(
 ) -> tuple[float, dict[str, list[float]]]:
     """Run the phases of a step one after another, step after step, and time each phase of each step.
 
-    Args:
-        phases: name to function, in the order of a step.
-        warmup: steps run before timing begins; with 0, the very first step is timed as well.
-        steps: steps timed.
-        device: synchronized after every phase.
-
-    Returns:
-        Seconds of the warm-up, and the seconds of each phase in each timed step.
+    Returns the seconds of the warm-up, and of each phase in each timed step. Without a warm-up, the very first step is
+    timed as well. The device is synchronized after every phase.
     """
     stopwatch = Stopwatch(device)
     for _ in range(warmup):

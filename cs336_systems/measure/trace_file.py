@@ -12,8 +12,7 @@ from cs336_systems.record.measurement import STAGES
 def read_trace(path: Path) -> Trace | str:
     """Read a trace of training steps, or the note that says why none was recorded.
 
-    Raises:
-        ValueError: the file cannot be read or is not a trace, in one sentence that names the file.
+    A file that cannot be read or is not a trace raises a ValueError, one sentence that names the file.
     """
     try:
         content = read_file(path)
