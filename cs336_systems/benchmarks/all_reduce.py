@@ -59,11 +59,7 @@ def bus_share(processes: int) -> float:
 
 
 def check_memory(cell: AllReduce, device: torch.device) -> None:
-    """Check on all ranks that each has memory for its data, so that none waits for a rank that gave up.
-
-    Raises:
-        Unavailable: a rank has not.
-    """
+    """Raise Unavailable on all ranks if one has too little memory for its data, so that none waits for it."""
     dist.barrier()  # Now all ranks have released the previous cell's memory.
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]

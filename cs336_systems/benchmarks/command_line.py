@@ -69,10 +69,6 @@ class JobOptions:
 def main(experiment: type[E], measure: Measure[E]) -> None:
     """Parse the command line, measure all its cells, and write or print their rows.
 
-    Args:
-        experiment: parameters of a cell.
-        measure: measures one cell.
-
     Exits with status 2 and one sentence on bad input. A bug in `measure` raises, and no file is written.
     """
     end_with_the_run()
@@ -123,11 +119,7 @@ def main(experiment: type[E], measure: Measure[E]) -> None:
 
 
 def check_own(cell: Experiment) -> None:
-    """Check that a user's own model and implementations can be loaded and called.
-
-    Raises:
-        ValueError: one cannot be, in one sentence.
-    """
+    """Raise a ValueError if a user's own model or implementation cannot be loaded and called."""
     if model := getattr(cell, "model", None):
         check_model(model, getattr(cell, "attention", "plain"))
     for own in own_implementations(cell):
@@ -167,12 +159,7 @@ def measure_all(
 
 @contextlib.contextmanager
 def lost_memory() -> Iterator[None]:
-    """Notify the launcher if memory runs out while other ranks wait, which ends the launch but need not lose other
-    cells.
-
-    Raises:
-        RuntimeError: it has run out on this rank.
-    """
+    """Notify the launcher if memory runs out while other ranks wait: the launch ends, but need not lose other cells."""
     try:
         yield
     except RuntimeError as error:
@@ -184,16 +171,10 @@ def lost_memory() -> Iterator[None]:
 def parse_command_line(
     experiment: type[E], arguments: Sequence[str], kind: type = JobOptions, program: str = ""
 ) -> tuple[list[E], Any]:
-    """Parse the cells and options of a command line.
+    """Parse the cells and options of a command line; a ValueError refuses a value in one sentence.
 
-    Args:
-        experiment: parameters of a cell.
-        arguments: the arguments after the program's name.
-        kind: a dataclass of the other options, `seed` among them; an instance of it is returned.
-        program: the module to run, if it is not the experiment's.
-
-    Raises:
-        ValueError: a value that the experiment does not allow, in one sentence.
+    `kind` is a dataclass of the other options, `seed` among them, of which an instance is returned. `program` is the
+    module to run, if it is not the experiment's.
     """
     docs = field_docs(experiment) | field_docs(kind)
     hints = typing.get_type_hints(experiment, include_extras=True)
@@ -223,11 +204,7 @@ def parse_command_line(
 
 
 def resolve_device(device: str) -> torch.device:
-    """Resolve `auto` to the machine's device.
-
-    Raises:
-        ValueError: a GPU was requested and PyTorch sees no NVIDIA GPU.
-    """
+    """Resolve `auto` to the machine's device; a ValueError if a GPU was requested and PyTorch sees none."""
     visible = torch.cuda.is_available() and not torch.version.hip
     if device == CUDA and not visible:
         raise ValueError(f"device is cuda, but PyTorch {torch.__version__} sees no NVIDIA GPU; allowed here: cpu")
@@ -239,8 +216,7 @@ def resolve_device(device: str) -> torch.device:
 def device_of_rank(cells: Sequence[Experiment], machine: torch.device, rank: Rank) -> torch.device:
     """Choose the device on which this rank measures all cells of its launch; each rank has its own GPU.
 
-    Raises:
-        ValueError: the cells' backends need different devices, or more GPUs than the machine has.
+    A ValueError says that the cells' backends need different devices, or more GPUs than the machine has.
     """
     devices = sorted({device_of(cell, machine.type) for cell in cells})
     if len(devices) > 1:
@@ -254,11 +230,7 @@ def device_of_rank(cells: Sequence[Experiment], machine: torch.device, rank: Ran
 
 
 def check_processes(cell: Experiment, rank: Rank) -> None:
-    """Check that the cell was launched with its number of processes.
-
-    Raises:
-        ValueError: it was not; the sentence says how to launch it.
-    """
+    """Raise a ValueError that says how to launch a cell if it was launched with another number of processes."""
     if cell.processes != rank.processes:
         raise ValueError(
             f"processes is {cell.processes}, but {rank.processes} were launched; "

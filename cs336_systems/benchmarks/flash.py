@@ -156,8 +156,7 @@ def seconds_of(measurements: Iterable[Measurement]) -> dict[str, float]:
 def launches(contender: AttentionContender, step: Callable[[], None], device: torch.device) -> Measurement:
     """Count the kernels, copies and fills that a call launches; return their names in the order of first launch.
 
-    Raises:
-        Unavailable: the kernel that identifies a library's implementation is missing; AssertionError if it is ours.
+    An implementation without the kernel that identifies it is refused.
     """
     with profiling(device, operators=False) as watching:
         step()

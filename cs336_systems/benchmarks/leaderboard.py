@@ -61,11 +61,7 @@ def measure(cell: Leaderboard, device: torch.device) -> list[Measurement]:
 
 
 def plan_step(cell: Leaderboard, device: torch.device) -> Setting:
-    """Choose the number of blocks to recompute, and print whether a rank's step fits.
-
-    Raises:
-        Unavailable: it does not fit, or the device does not run this project's kernels.
-    """
+    """Choose the number of blocks to recompute, and print whether a rank's step fits; Unavailable if it does not."""
     require_kernels(device)
     free = allocatable_bytes(device)
     if cell.processes > 1:

@@ -70,21 +70,13 @@ def measure_alone(measure: Measure[E], cell: E, device: torch.device, seed: int)
 
 
 def require_kernels(device: torch.device) -> None:
-    """Check that a GPU runs this project's attention: a fallback must not be measured under its name.
-
-    Raises:
-        Unavailable: it does not.
-    """
+    """Raise Unavailable if a GPU cannot run this project's attention: no fallback may be measured under its name."""
     if device.type == "cuda" and (obstacle := kernel_obstacle(device)):
         raise Unavailable(f"this project's kernels do not run here: {obstacle}")
 
 
 def require_memory(cell: Experiment, device: torch.device) -> None:
-    """Check that a CPU's memory may hold a cell's step: Linux grants more than there is, and later ends the process.
-
-    Raises:
-        MemoryError: it certainly does not.
-    """
+    """Raise a MemoryError if a CPU cannot hold a cell's step: Linux grants more memory, and later ends the process."""
     if device.type == "cpu" and (why := exceeds(psutil.virtual_memory().total, cell, "this machine")):
         raise MemoryError(why)
 
@@ -104,14 +96,7 @@ def measure_or_explain(measure: Measure[E], cell: E, device: torch.device) -> li
 def rows_or_reason(
     measure: Callable[[], Iterable[Measurement]], metric: str, unit: str = "", details: Mapping[str, str] | None = None
 ) -> list[Measurement]:
-    """Measure, or return the single row that says why that is impossible; only outcomes that are results are caught.
-
-    Args:
-        measure: makes the rows.
-        metric: the metric of the row with the reason.
-        unit: the metric's unit.
-        details: the row's detail columns.
-    """
+    """Measure, or return a single row of a metric that says why that is impossible; bugs are raised."""
     try:
         return list(measure())
     except Exception as error:

@@ -30,9 +30,7 @@ class OwnCodeRaises(Unavailable):
 def fits_on_all_ranks(attempt: Callable[[], T], device: torch.device) -> T:
     """Run an attempt that needs memory but no other rank, and return its result.
 
-    Raises:
-        MemoryError: on all ranks, if memory ran out on any.
-        CompilerFailure: on all ranks, if a compiler failed on any.
+    If memory ran out or a compiler failed on any rank, all ranks raise a MemoryError or a CompilerFailure.
     """
     reasons, result = dict.fromkeys(GIVEN_UP, ""), None
     try:
@@ -53,13 +51,8 @@ def fits_on_all_ranks(attempt: Callable[[], T], device: torch.device) -> T:
 def available_on_all_ranks(attempt: Callable[[], T], *, own: bool = False) -> T:
     """Run an attempt that may be unavailable on any rank, and return its result.
 
-    Args:
-        attempt: raises `Unavailable` if it cannot be made here.
-        own: whether it runs a user's code; any exception of that code is a reason to continue without it.
-
-    Raises:
-        Unavailable: on all ranks, if an attempt failed on any.
-        OwnCodeRaises: it ran a user's code, which raised an exception on any.
+    If it raised Unavailable on any rank, all raise it. If it runs a user's `own` code, any exception is such a reason,
+    and all ranks raise OwnCodeRaises.
     """
     reason, result = "", None
     try:
@@ -83,11 +76,7 @@ def first_of_all_ranks(reason: str) -> str:
 
 
 def check_memory(needed: int, device: torch.device) -> None:
-    """Check that all ranks have a number of bytes of free memory.
-
-    Raises:
-        Unavailable: on all ranks, if one has not.
-    """
+    """Raise Unavailable on all ranks if one has fewer than the needed bytes of free memory."""
     dist.barrier()  # Now all ranks have freed their previous memory.
     least = min(rank[0] for rank in gather([spare_memory(device)], device))
     if needed > least:
@@ -123,10 +112,9 @@ def quick_collections() -> Iterator[None]:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """Enclose code in which ranks wait for each other, so that running out of memory must end the launch.
+    """Enclose code in which ranks wait for each other: running out of memory is no result, but ends the launch.
 
-    Raises:
-        RuntimeError: memory ran out. The error is not a result: it ends this process, and torchrun ends the others.
+    It becomes a RuntimeError, which ends this process; torchrun ends the others.
     """
     try:
         yield

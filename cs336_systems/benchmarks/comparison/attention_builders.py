@@ -22,11 +22,7 @@ from cs336_systems.measure.memory import Unavailable
 
 
 def build(cell: Flash) -> AttentionCall:
-    """Build the implementation that a cell names.
-
-    Raises:
-        Unavailable: it cannot run these inputs, or is not installed.
-    """
+    """Build the implementation that a cell names; Unavailable if it cannot run these inputs, or is not installed."""
     contender = cell.contender
     own = contender.own
     call = _masked(Adapters(contender.builder).attention(), cell) if own else load_path(contender.builder)(cell)

@@ -83,9 +83,7 @@ class ContenderRuns:
     def __init__(self, cell: Any, device: torch.device):
         """Draw the batch, and observe a single rank's training, if there is memory for it.
 
-        Raises:
-            MemoryError: on all ranks, if memory runs out unexpectedly on any, as it may with other models.
-            Unavailable: the model has no blocks to compile.
+        All ranks raise a MemoryError if memory runs out unexpectedly on any, as it may with other models.
         """
         self.cell = cell
         self.device = device
@@ -120,9 +118,7 @@ class ContenderRuns:
     def check(self, contender: Declared) -> None:
         """Check a contender's training of a small model and, if it averages gradients, its gradients.
 
-        Raises:
-            Unavailable: on all ranks, if it is unavailable on one, or incorrect and not this project's.
-            AssertionError: on all ranks, if it is incorrect and this project's.
+        All ranks raise Unavailable if it is unavailable on one, or incorrect; AssertionError if it is this project's.
         """
         try:
             require_same_training(contender, self.cell, self.device)
@@ -160,8 +156,7 @@ class ContenderRuns:
     def turn(self, contender: Declared) -> Turn:
         """Run a contender's turn: build, observe a step, warm up, time some steps, and release everything.
 
-        Raises:
-            Unavailable: the contender is unavailable on any rank, or deviates from its declaration.
+        Raises Unavailable if it is unavailable on any rank, or deviates from its declaration.
         """
         batches = NewBatches(self.tokens, self.cell.vocab_size)
         if contender.own:
@@ -181,8 +176,7 @@ class ContenderRuns:
     def _own_turn(self, contender: Declared, batches: NewBatches) -> Turn:
         """Run a turn of a user's code and, in one of its rounds, the reference's steps on the same batches.
 
-        Raises:
-            Unavailable: on all ranks, if a timed step on one did less work than required.
+        All ranks raise Unavailable if a timed step on one did less work than required.
         """
         drawn, places = random_state(self.device), places_of(self.device)
         reads = contender.scheme != "FSDP" or self._has_room(contender, self.gradient_bytes)
@@ -226,11 +220,7 @@ class ContenderRuns:
         return True
 
     def inspect(self, contender: Declared) -> list[Measurement]:
-        """Measure a contender's phases, memory and profile, in a turn without timed steps.
-
-        Raises:
-            Unavailable: the contender is unavailable on any rank.
-        """
+        """Measure a contender's phases, memory and profile, in a turn without timed steps."""
         details, metrics = self.details(contender), self.cell.metrics
         free_memory(self.device)
         dist.barrier()  # PyTorch lets go of the buffers of ended collectives when the next one is called.
@@ -298,11 +288,7 @@ class ContenderRuns:
         return training
 
     def _make_room(self, contender: Declared, spare: int = 0) -> None:
-        """Free leftovers of the last turn.
-
-        Raises:
-            Unavailable: on all ranks, if there is not enough memory on one.
-        """
+        """Free leftovers of the last turn; all ranks raise Unavailable if there is too little memory on one."""
         free_memory(self.device)
         needed = contender.needed(self.cell, on_gpu=self.device.type == "cuda")
         check_memory(round(SLACK * needed) + spare, self.device)

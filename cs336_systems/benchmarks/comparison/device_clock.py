@@ -35,11 +35,8 @@ spin: Any = getattr(torch._C, "_cuda_sleep", None)
 def lap(work: Callable[[], Sequence[Tensor]], device: torch.device) -> tuple[float, list[Tensor]]:
     """Time work that starts with a cold L2 cache, in seconds, and any device work after the results are copied.
 
-    Returns:
-        The time, and copies of the results at the moment when the timed stream, or on a CPU the call, was done.
-
-    Raises:
-        Unavailable: the work leaves another stream current, or returns a result that may be computed later.
+    Returns the time, and copies of the results at the moment when the timed stream, or on a CPU the call, was done.
+    Work that leaves another stream current is refused, and so is a result that may be computed later.
     """
     if device.type != "cuda":
         start = now()
@@ -66,11 +63,7 @@ def lap(work: Callable[[], Sequence[Tensor]], device: torch.device) -> tuple[flo
 
 
 def copies_of(results: Sequence[Tensor]) -> list[Tensor]:
-    """Copy results at once.
-
-    Raises:
-        Unavailable: one is of a class that may compute when it is read.
-    """
+    """Copy results at once; one of a class that may compute when it is read is refused."""
     for x in results:
         if type(x) is not Tensor:
             refuse(f"it returns a {type(x).__name__}; allowed: a plain tensor", foreign=True)

@@ -30,16 +30,9 @@ PART = 64
 def exact_attention(
     q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor, *, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute attention and its gradients dq, dk and dv in float64, in the shapes of the inputs.
+    """Compute attention and its gradients dq, dk and dv in float64, in the shape of q, k and v: [..., sequence, d].
 
     A few rows of scores are in memory at a time. Equations 1 to 3 and 13 to 19 of the handout.
-
-    Args:
-        q: queries, [..., sequence, d]; no gradient is recorded.
-        k: keys, in the same shape.
-        v: values, in the same shape.
-        grad_o: gradient of the output.
-        is_causal: query i sees keys j <= i only.
     """
     matrices = [x.detach().double().flatten(0, -3) for x in (q, k, v, grad_o)]
     results = [_of_one_head(*inputs, is_causal=is_causal) for inputs in zip(*matrices, strict=True)]
@@ -76,19 +69,8 @@ def require_attention(
 ) -> float:
     """Run an implementation forward and backward once, and compare its results with attention in float64.
 
-    Args:
-        call: the implementation.
-        inputs: q, k and v, as they are timed.
-        is_causal: whether the implementation is causal.
-        foreign: whether it is a third-party library's.
-        tolerance: allowed errors by dtype.
-
-    Returns:
-        The largest relative error.
-
-    Raises:
-        Unavailable: a library's results are wrong, or it changes its inputs.
-        AssertionError: the same for this project's.
+    Returns the largest relative error. Wrong results and changed inputs are refused, as those of a third-party library
+    if `foreign`.
     """
     before = [x.detach().clone() for x in inputs]
     o = call(*inputs)
@@ -104,12 +86,7 @@ def require_attention(
 
 
 def require_unchanged(inputs: Sequence[Tensor], before: Sequence[Tensor], *, foreign: bool) -> None:
-    """Check that q, k and v, and the output's gradient if given, have kept their values.
-
-    Raises:
-        Unavailable: a library has changed one.
-        AssertionError: this project has.
-    """
+    """Refuse code that has changed q, k or v, or the output's gradient if given."""
     for name, x, old in zip(("q", "k", "v", "grad_o"), inputs, before, strict=False):
         if not same(x, old):
             refuse(f"it changes its {name}", foreign=foreign)
@@ -124,22 +101,10 @@ def require_close(
     heads: Sequence[int] | None = None,
     tolerance: Mapping[torch.dtype, float] = TOLERANCE,
 ) -> float:
-    """Compare some of the output, dq, dk and dv with float64.
+    """Compare some of RESULTS, by name, with float64, given q, k, v and the gradient of the output.
 
-    Args:
-        results: some of RESULTS by name.
-        inputs: q, k, v and the gradient of the output.
-        is_causal: whether attention is causal.
-        foreign: whether a third-party library made them.
-        heads: the heads to compare, in batch x heads; None: all.
-        tolerance: allowed errors by dtype.
-
-    Returns:
-        The largest relative error.
-
-    Raises:
-        Unavailable: a library's results are wrong, or have another dtype than the inputs.
-        AssertionError: this project's results are wrong.
+    Returns the largest relative error. Wrong results are refused, as those of a third-party library if `foreign`.
+    Only some `heads`, in batch x heads, are compared, or all.
     """
     dtype = inputs[0].dtype
     if heads is not None:

@@ -27,14 +27,9 @@ def units_of(training: Training) -> list[nn.Module]:
 def forward_rows(
     forward: Callable[[], None], units: Sequence[nn.Module], device: torch.device, details: Mapping[str, str]
 ) -> list[Measurement]:
-    """Measure the all-gathers of one forward pass, and when the device is ready for each unit and starts it.
+    """Measure the all-gathers of a forward pass on a CUDA device, and when it is ready for each unit and starts it.
 
-    Args:
-        forward: the pass.
-        units: the modules that are gathered separately. Marks on the device before and after each wait for weights cost
-            some microseconds.
-        device: a CUDA device.
-        details: detail columns of the rows.
+    Marks on the device before and after each wait for a unit's weights cost some microseconds.
     """
     hooks = [
         unit.register_forward_pre_hook(mark, prepend=first)  # the first one before the hook that waits

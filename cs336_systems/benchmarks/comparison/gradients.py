@@ -32,8 +32,7 @@ def own_gradients(model: nn.Module, tokens: Tensor, precision: str) -> dict[str,
 def largest_error(model: nn.Module, own: Mapping[str, Tensor], *, averaged: bool) -> tuple[str, float]:
     """Compare the gradients in a model's `grad` with each rank's own gradients, or with their mean.
 
-    Returns:
-        the weight with the largest error on any rank, and that error, a relative 2-norm.
+    Returns the weight with the largest error on any rank, and that error, a relative 2-norm.
     """
     parameters = dict(model.named_parameters())
     errors: dict[str, float] = {}

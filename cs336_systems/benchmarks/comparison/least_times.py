@@ -17,17 +17,9 @@ PASSES = {"graph": "forward_backward", "handout": "forward_backward"}
 def require_possible(
     timed: Mapping[str, float], inputs: Sequence[Tensor], precision: str, gpu: str, *, is_causal: bool
 ) -> None:
-    """Check that no time is shorter than the matmuls take at the GPU's peak rate, or reading q, k and v once.
+    """Refuse times shorter than the matmuls take at the GPU's peak rate, or reading q, k and v once.
 
-    Args:
-        timed: seconds by metric.
-        inputs: q, k and v, [heads, sequence, d] each.
-        precision: as in the experiment.
-        gpu: the driver's name; for an unlisted GPU, nothing is known.
-        is_causal: whether masked pairs may be left out.
-
-    Raises:
-        Unavailable: a time is shorter.
+    `timed` has seconds by metric; q, k and v are [heads, sequence, d] each. Nothing is known of an unlisted GPU.
     """
     if (sheet := gpu_of(gpu)) is None:
         return

@@ -22,11 +22,7 @@ INITIALIZED, BEFORE_UPDATE, AFTER_UPDATE = MOMENTS
 def memory_rows(training: Training, device: torch.device, base: int, details: Mapping[str, str]) -> list[Measurement]:
     """Measure the memory of a new training run at each of the moments; runs two steps.
 
-    Args:
-        training: a contender's training; peaks were not reset since its start.
-        device: this rank's device.
-        base: the allocator's bytes in use before.
-        details: detail columns of the contender's rows.
+    Peaks were not reset since its start; `base` is the allocator's bytes in use before.
     """
 
     def at(moment: str) -> Iterator[Measurement]:

@@ -32,12 +32,7 @@ class Messages:
         self._start = time_ns()
 
     def count(self) -> tuple[int, int] | None:
-        """Count messages and their bytes; None if this build of PyTorch has no recorder, or the recorder has dropped
-        some.
-
-        Raises:
-            Unavailable: the recorder is off.
-        """
+        """Count messages and bytes; None without a recorder, or if it has dropped some; Unavailable if it is off."""
         if self._dump is None:
             return None
         # All collectives, without the code that called them.

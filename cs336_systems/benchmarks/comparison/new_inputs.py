@@ -52,11 +52,7 @@ class Slower(Unavailable):
 
 
 def require_timers() -> None:
-    """Check that code under test has replaced no timer; restore replaced ones.
-
-    Raises:
-        Unavailable: it has replaced one.
-    """
+    """Refuse code under test that has replaced a timer, which is restored."""
     if replaced := restore():
         refuse(replaced[0], foreign=True)
 
@@ -64,17 +60,10 @@ def require_timers() -> None:
 def require_the_same_on_new_inputs(
     call: AttentionCall, inputs: Sequence[Tensor], timed: Mapping[str, float], *, is_causal: bool
 ) -> None:
-    """Compare results and times on new inputs, forward and backward.
+    """Compare results and times on new inputs, forward and backward, with seconds by metric, including all passes.
 
-    Args:
-        call: the implementation, which has been timed.
-        inputs: q, k and v, as they were timed; their values change.
-        timed: seconds by metric, including all passes.
-        is_causal: whether the implementation is causal.
-
-    Raises:
-        Slower: new inputs take longer.
-        Unavailable: results are wrong, it works outside the timed region, or it has replaced a timer.
+    The values of q, k and v change. New inputs that take longer raise Slower; wrong results, work outside the timed
+    region and replaced timers are refused.
     """
     require_timers()
     device = inputs[0].device
@@ -133,8 +122,7 @@ class NewInputs:
     def traced(self, name: str) -> Traced | None:
         """Trace one of PASSES on new values; None if the profiler records nothing.
 
-        Raises:
-            Unavailable: results are wrong, or kernels run while the timed stream is idle.
+        Kernels that run while the timed stream is idle are refused.
         """
         work, given = self._prepare(name)
         results: list[Tensor] = []
@@ -178,11 +166,7 @@ def _require_time(name: str, timed: float, laps: Iterable[float], device: torch.
 
 
 def times_that_hold(measure: Callable[[], T], check: Callable[[T], None]) -> T:
-    """Measure times until a check on new inputs confirms them, and return the confirmed times.
-
-    Raises:
-        Unavailable: the check fails every time, or for another reason.
-    """
+    """Measure times until a check on new inputs confirms them, and return the confirmed times."""
     for _ in range(ROUNDS - 1):
         times = measure()
         with contextlib.suppress(Slower):

@@ -151,12 +151,7 @@ class Observer:
     def __init__(self, cell: Any, gradient_bytes: int, device: torch.device, alone: Watch | None):
         """Prepare to observe the contenders of a cell.
 
-        Args:
-            cell: a cell of an experiment on several ranks.
-            gradient_bytes: bytes of all gradients together.
-            device: this rank's device.
-            alone: observations of a single rank's step; None if there was no memory for it: copies are then not
-                counted.
+        `alone` are observations of a single rank's step; without memory for it, copies are not counted.
         """
         self.cell = cell
         self.gradient_bytes = gradient_bytes
@@ -167,8 +162,7 @@ class Observer:
     def check(self, contender: Declared, training: Training) -> None:
         """Observe a contender in its first turn. All ranks call it.
 
-        Raises:
-            Unavailable: on all ranks, if the contender deviates from its declaration on any; other contenders continue.
+        All raise Unavailable if the contender deviates from its declaration on any; other contenders continue.
         """
         if contender in self.observed:
             return

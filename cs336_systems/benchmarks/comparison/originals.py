@@ -54,11 +54,7 @@ def originals() -> list[tuple[str, Any, str, Any]]:
 
 @contextlib.contextmanager
 def left_alone() -> Iterator[None]:
-    """Enclose code under test, which may be unavailable on all ranks; restore whatever it replaces.
-
-    Raises:
-        Unavailable: on all ranks, if it has replaced or changed something on any.
-    """
+    """Enclose code under test, which may be unavailable on all ranks; restore what it replaces, and refuse it then."""
     before = {name: read() for name, (read, _) in SETTINGS.items()}
     try:
         yield

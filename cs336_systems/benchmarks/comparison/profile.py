@@ -35,13 +35,7 @@ class Profile:
 
 
 def profile_rows(profile: Profile, details: Mapping[str, str], *, apart: Sequence[str] = ()) -> list[Measurement]:
-    """Make the rows of a profiled step on a CUDA device.
-
-    Args:
-        profile: the step's profile.
-        details: detail columns of the rows.
-        apart: collectives that also get separate rows.
-    """
+    """Make the rows of a profiled step on a CUDA device; collectives in `apart` also get separate rows."""
     by_kinds = by_kind(profile.events, apart)
     computing = by_kinds[COMPUTE] + by_kinds[OPTIMIZER]
     sending = {kind: by_kinds[kind] for kind in apart}

@@ -81,12 +81,8 @@ class Notes:
     def __init__(self, training: Training, batches: NewBatches, places: Tensor, *, reads: bool, counts: bool):
         """Prepare the records of a training run.
 
-        Args:
-            training: the run.
-            batches: the batches of its steps.
-            places: [SAMPLES] positions in each weight, as fractions of its length.
-            reads: whether there is memory for reading the weights.
-            counts: whether to count messages.
+        `places` are [SAMPLES] positions in each weight, as fractions of its length. Weights are read if there is memory
+        for it (`reads`), and messages are counted if asked for (`counts`).
         """
         self._training = training
         self._batches = batches

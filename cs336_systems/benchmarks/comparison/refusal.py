@@ -15,27 +15,19 @@ NO_BACKWARD = "implement either the backward"
 
 
 def refuse(why: str, *, foreign: bool) -> NoReturn:
-    """Reject a contender before it is timed.
+    """Reject a contender before it is timed, for a reason in a few words.
 
-    Args:
-        why: the reason, in a few words.
-        foreign: whether it is a library's or a user's: then the comparison continues without it.
-
-    Raises:
-        Unavailable: the contender is a library's or a user's.
-        AssertionError: the contender is this project's, and has a bug.
+    The comparison continues without a library's or a user's (`foreign`), which is Unavailable. An error of this
+    project's is a bug: an AssertionError.
     """
     raise Unavailable(f"not timed: {why}") if foreign else AssertionError(why)
 
 
 @contextlib.contextmanager
 def errors_of_own_code(*, own: bool) -> Iterator[None]:
-    """Convert exceptions of a user's code into the reason why it is not timed; do nothing for other code.
+    """Convert exceptions of a user's code into Unavailable, the reason why it is not timed; do nothing for other code.
 
     Out of memory and a compiler's failure are passed on.
-
-    Raises:
-        Unavailable: the code raised; for NotImplementedError, with its text.
     """
     try:
         yield

@@ -45,16 +45,8 @@ MOST_HELD = {"fsdp": ("parameters", 0.75), "optimizer_sharding": ("optimizer_sta
 def require_same_training(contender: Declared, cell: Any, device: torch.device, **sizes: int) -> None:
     """Train the same model for some steps with a contender and with one process, and compare the weights.
 
-    Args:
-        contender: the no-communication baseline trains on each rank alone, on its part of the batch.
-        cell: determines model class, precision and number of processes.
-        device: this rank's device.
-        sizes: sizes that differ from the small model's.
-
-    Raises:
-        Unavailable: on all ranks, if the contender is unavailable on one, or trains incorrectly and is not this
-            project's.
-        AssertionError: on all ranks, if this project's contender trains incorrectly.
+    The no-communication baseline trains on each rank alone, on its part of the batch. `sizes` replace some of the small
+    model's. If the contender is unavailable or trains incorrectly on one rank, it is refused on all.
     """
     small = replace(cell, **{**SMALL, **sizes})
     with torch.random.fork_rng(

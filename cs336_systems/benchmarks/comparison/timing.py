@@ -43,15 +43,9 @@ def time_steps(
     before: Callable[[], None] = nothing,
     after: Callable[[], None] = nothing,
 ) -> list[float]:
-    """Time steps on this rank, in seconds; all ranks start a step together.
+    """Time steps on this rank, in seconds, after some warm-up; all ranks start a step together.
 
-    Args:
-        phases: the phases of a step.
-        device: this rank's device.
-        warmup: steps before the timed ones.
-        steps: timed steps.
-        before: called before each timed step, outside the timed region.
-        after: called after each timed step, outside the timed region.
+    `before` and `after` are called around each timed step, outside the timed region.
     """
     for _ in range(warmup):
         run(phases)
@@ -107,11 +101,7 @@ def time_phases(phases: Phases, device: torch.device) -> dict[str, list[float]]:
 
 @no_garbage_collection()
 def time_replayed_phases(training: Training, device: torch.device) -> dict[str, list[float]]:
-    """Time each phase of a replayed step with events inside its graph.
-
-    Raises:
-        Unavailable: on all ranks, if the step cannot be captured on one.
-    """
+    """Time each phase of a replayed step with events inside its graph; Unavailable if it cannot be captured."""
     phases = training.phases
     # External: nodes of the graph, recorded again in each replay. Other events only order the capture.
     moments = [torch.cuda.Event(enable_timing=True, external=True) for _ in range(len(phases) + 1)]

@@ -64,11 +64,7 @@ class Training:
 
 
 def start(contender: Declared, model: nn.Module, tokens: Tensor, cell: Any, **hyperparameters: Any) -> Training:
-    """Start a contender's training of a model on this rank's tokens.
-
-    Raises:
-        Unavailable: on all ranks, if the contender is unavailable on one.
-    """
+    """Start a contender's training of a model on this rank's tokens; Unavailable on all ranks if it is on one."""
     names = tuple(name for name, _ in model.named_parameters())
     built, optimizer = available_on_all_ranks(
         lambda: builder_of(contender, cell)(model, contender, cell, **hyperparameters), own=contender.own

@@ -35,11 +35,7 @@ def works(device: torch.device) -> Iterator[Work]:
 
 
 def build_nccl(other: int, device: torch.device) -> Call:
-    """Sum two GPUs' data with NCCL, launched by one process.
-
-    Raises:
-        WrongResults: a sum is wrong.
-    """
+    """Sum two GPUs' data with NCCL, launched by one process, and check the sums."""
     devices = (device, torch.device("cuda", other))
     inputs = [torch.full((BYTES["cuda"] // 4,), 1.0 + number, device=each) for number, each in enumerate(devices)]
     outputs = [torch.empty_like(each) for each in inputs]
@@ -56,11 +52,7 @@ def build_nccl(other: int, device: torch.device) -> Call:
 
 
 def build_gloo(device: torch.device) -> Call:
-    """Sum two threads' data with Gloo, over the loopback interface as between processes.
-
-    Raises:
-        WrongResults: a sum is wrong.
-    """
+    """Sum two threads' data with Gloo, over the loopback interface as between processes, and check the sums."""
     store, threads = HashStore(), ThreadPoolExecutor(max_workers=2)
     joined = [threads.submit(dist.ProcessGroupGloo, store, rank, 2, TIMEOUT) for rank in range(2)]
     groups: list[Any] = [each.result() for each in joined]

@@ -44,11 +44,7 @@ def works(device: torch.device) -> Iterator[Work]:
 
 
 def build(cell: Flash, device: torch.device) -> Call:
-    """Compare a library's results on short sequences with float64, and return its forward and backward pass.
-
-    Raises:
-        Unavailable: it is not installed, does not support the inputs, or its results are wrong.
-    """
+    """Compare a library's results on short sequences with float64, and return its forward and backward pass."""
     short = replace(cell, sequence=min(CHECKED, cell.sequence))
     call = build_attention(cell)
     with backend_of(cell.contender):

@@ -42,12 +42,7 @@ def works(device: torch.device) -> Iterator[Work]:
 
 
 def build(shape: tuple[int, int, int], precision: str, device: torch.device) -> Call:
-    """Draw random normal numbers, multiply them once, compare with float64, and return the multiplication.
-
-    Raises:
-        Unavailable: the device lacks the precision.
-        WrongResults: its results are wrong.
-    """
+    """Draw random normal numbers, multiply them once, compare with float64, and return the multiplication."""
     dtype, prepare, tolerance = PRECISIONS[precision]
     rows, inner, columns = shape
     a, b = torch.randn(rows, inner, device=device), torch.randn(columns, inner, device=device)

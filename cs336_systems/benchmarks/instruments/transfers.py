@@ -24,11 +24,7 @@ def works(device: torch.device) -> Iterator[Work]:
 
 
 def build(to_device: bool, device: torch.device) -> Call:
-    """Copy between two buffers, one of them page-locked.
-
-    Raises:
-        Unavailable: the host is the only device.
-    """
+    """Copy between two buffers, one of them page-locked; Unavailable if the host is the only device."""
     if device.type != "cuda":
         raise Unavailable("a CPU's memory is the host's")
     there = torch.empty(BYTES, dtype=torch.uint8, device=device)

@@ -53,14 +53,9 @@ class Work:
 def time_rates(
     work: Work, call: Call, device: torch.device, seconds: float, state: AbstractContextManager[object]
 ) -> list[float]:
-    """Repeat a call for the given seconds, and return the rate of each sample: amounts per second.
+    """Repeat the call that a workload has built, and return the rate of each sample: amounts per second.
 
-    Args:
-        work: the timed workload.
-        call: the function it has built.
-        device: where it runs.
-        seconds: how long to repeat it while `state` samples; earlier calls compile and warm up.
-        state: a context entered during timing.
+    It is repeated for the given seconds while `state` samples; earlier calls compile and warm up.
     """
     call()
     calls, run = 1, call

@@ -65,11 +65,7 @@ def part_row(work: str, seconds: list[float]) -> Measurement:
 
 
 def fp8_parts(cell: TrainingLadder, device: torch.device, speed: float) -> list[Measurement]:
-    """Measure what an FP8 step does otherwise: matmuls in FP8, and rounding at a copy's speed in bytes/s.
-
-    Raises:
-        Unavailable: the device has no FP8 matmuls.
-    """
+    """Measure what an FP8 step does otherwise: matmuls in FP8, and rounding at a copy's speed in bytes/s."""
     require(FP8, device)
     step = FP8.setting(vars(cell))
     rounding = step.shape.num_layers * sum(fp8_bytes(step)) / speed

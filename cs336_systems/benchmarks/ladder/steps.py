@@ -40,15 +40,9 @@ class RungStep:
     """A whole training step: forward pass, loss, backward pass and update of AdamW."""
 
     def __init__(self, rung: Rung, cell: TrainingLadder, tokens: Tensor):
-        """Build a model with random weights on the tokens' device.
+        """Build a model with random weights on the tokens' device; Unavailable if it lacks the rung's feature.
 
-        Args:
-            rung: the setting.
-            cell: the model and the batch.
-            tokens: [batch_size, context + 1] integers; they may be overwritten between steps.
-
-        Raises:
-            Unavailable: the device lacks the rung's feature.
+        The tokens, [batch_size, context + 1] integers, may be overwritten between steps.
         """
         require(rung, tokens.device)
         self.rung = rung
@@ -105,11 +99,7 @@ class RungStep:
 
 
 def require(rung: Rung, device: torch.device) -> None:
-    """Check that a device supports a rung.
-
-    Raises:
-        Unavailable: it does not.
-    """
+    """Raise Unavailable if a device does not support a rung."""
     if rung.graph and device.type != "cuda":
         raise Unavailable("a CUDA graph needs a CUDA device")
     if rung.wrapper and not dist.is_initialized():

@@ -88,11 +88,7 @@ def sharded_optimizer(model: nn.Module, contender: Declared, cell: Any, **hyperp
 
 
 def shard(model: nn.Module, contender: Declared, cell: Any, *, by_block: bool, **hyperparameters: Any) -> Built:
-    """Build FSDP, gathered per layer or per block.
-
-    Raises:
-        Unavailable: blocks are compiled, whose layers are gathered together, or the model has none.
-    """
+    """Build FSDP, gathered per layer or per block; Unavailable if blocks are compiled, or the model has none."""
     if cell.compiled and not by_block:
         raise Unavailable("a compiled block gathers all its layers at once")
     together = (type(blocks_of(model)[0]),) if by_block else ()
@@ -101,11 +97,7 @@ def shard(model: nn.Module, contender: Declared, cell: Any, *, by_block: bool, *
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Find a model's blocks.
-
-    Raises:
-        Unavailable: the model has none.
-    """
+    """Find a model's blocks; Unavailable if it has none."""
     try:
         return compiled_blocks.blocks_of(model)
     except ValueError as error:
