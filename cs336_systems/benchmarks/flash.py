@@ -46,7 +46,6 @@ LEAST_CALLS = 5
 """Minimum number of timed calls, even if they take longer than requested: a single sample has no spread."""
 CPU_WARMUP, CPU_CALLS = 2, 10
 TIMES_OF_PASSES = ("forward", "backward", "forward_backward", "graph", "handout")
-"""Metrics that time an implementation's passes."""
 
 
 def measure(cell: Flash, device: torch.device) -> list[Measurement]:

@@ -21,7 +21,6 @@ from cs336_systems.measure.memory import Unavailable
 from cs336_systems.record.measurement import Measurement, skipped, summarize
 
 Results = Mapping[str, Tensor]
-"""Some of o, dq, dk and dv."""
 PRECISIONS = {"bf16x6": "tf32x3", "matrix_units": "ieee"}
 """Precision of the matmuls, by reverted decision."""
 

@@ -22,7 +22,6 @@ from cs336_systems.sizes import parse_size
 from cs336_systems.training_step import TrainingStep
 
 LARGEST = 12
-"""Number of reported groups of largest allocations."""
 
 
 def measure(cell: MemoryProfile, device: torch.device) -> list[Measurement]:

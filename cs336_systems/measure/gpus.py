@@ -9,7 +9,6 @@ import re
 from dataclasses import dataclass
 
 NVIDIA = "NVIDIA "
-"""The beginning of a driver's name."""
 FIRST_BF16, FIRST_FP8 = (8, 0), (8, 9)
 """The first compute capabilities whose tensor cores multiply bf16, and FP8."""
 
@@ -135,7 +134,6 @@ DOCUMENTS = {
     _ADA: f"{_PAPERS}/ada/nvidia-ada-gpu-architecture.pdf",
     _BLACKWELL: f"{_PAPERS}/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf",
 }
-"""Address of each document."""
 
 # Data sheets quote tensor rates with sparsity, and links in both directions together: halved here. H20, GH200, GB200
 # and B300 have their own default limits in the driver; elsewhere it is the data sheet's.
@@ -217,7 +215,6 @@ GPUS = (
 
 _BY_NAME = {name: gpu for gpu in GPUS for name in gpu.names}
 DRIVERS = (NVIDIA, "Tesla ", "Quadro ")
-"""Prefixes of GPU names in drivers."""
 
 
 def gpu_of(name: str) -> Gpu | None:
@@ -269,9 +266,7 @@ def candidates(name: str) -> list[Gpu]:
 
 
 def _words(name: str) -> tuple[list[str], str]:
-    """The distinguishing parts of a name: its words in lower case, without vendor and brand, and the GB of memory at
-    its end.
-    """
+    """The words of a name in lower case, without vendor and brand, and the GB of memory at its end."""
     words = re.sub(r"nvidia|geforce|tesla|rtx|-", " ", name.lower())
     rest, _, memory = re.fullmatch(r"(.*?)( ([0-9]+) ?gb)?\s*", words, re.S).groups("")  # type: ignore[union-attr]
     return rest.split(), memory

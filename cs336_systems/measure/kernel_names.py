@@ -21,7 +21,6 @@ CATEGORIES = (
 """Categories of kernels. attention: matmuls and softmax of attention in one kernel. softmax: also the loss's.
 normalization: all kernels of a norm. copy: also casts, concatenations and fills. optimizer: all its kernels."""
 LONGEST_NAME = 80
-"""Maximum number of characters of a shortened name."""
 
 NO_PRODUCTS = re.compile(r"splitKreduce|aten::(linear|matmul)$")
 """Matmul kernels and operators that compute no matmul themselves: splitKreduce adds up the parts of a split matmul of

@@ -187,7 +187,6 @@ class OperatorLog(TorchDispatchMode):
         self.weights = {address(weight) for weight in weights}
         self.count = count
         self.start = 0
-        """The number of allocations before the step."""
         self.calls: list[Operator] = []
 
     def __torch_dispatch__(

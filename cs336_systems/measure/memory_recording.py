@@ -18,7 +18,6 @@ class BlockState(NamedTuple):
     size: int
     """Bytes that the allocator counts for it."""
     requested: int
-    """Requested bytes."""
     state: str
 
 
@@ -39,7 +38,6 @@ class Event(NamedTuple):
     size: int
     """Requested bytes, or bytes of the segment."""
     microseconds: int
-    """Time of the event on the host's clock."""
     source: str
     """For an allocation, the line that requested it, as file:line function; empty if no Python was running."""
 
@@ -49,9 +47,7 @@ class Operator(NamedTuple):
 
     name: str
     first: int
-    """Number of allocations before it."""
     end: int
-    """Number of allocations after it."""
     copies_weight: bool
     """Whether it converts a parameter to another dtype, as autocast does."""
 
@@ -61,7 +57,6 @@ class Stage(NamedTuple):
 
     name: str
     end: int
-    """Number of allocations and frees of the step until its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +64,6 @@ class Recording:
     """A recording of one step."""
 
     segments: Sequence[Segment]
-    """Segments before the step."""
     events: Sequence[Event]
     stages: Sequence[Stage]
     operators: Sequence[Operator]

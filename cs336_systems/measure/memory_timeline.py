@@ -27,7 +27,6 @@ CATEGORIES = (
 """Categories of memory. The requested bytes of a tensor's block have the tensor's category, the rest is the allocator's
 rounding."""
 FORWARD, LOSS, BACKWARD, OPTIMIZER = "forward", "loss", "backward", "optimizer"
-"""The stages of a step."""
 POINTS = 256
 """Approximate number of points kept of a timeline."""
 FEWEST_POINTS = 8
@@ -40,9 +39,7 @@ class Allocation:
 
     address: int
     requested: int
-    """Requested bytes."""
     size: int
-    """Bytes that the allocator counts."""
     stage: str = ""
     """The stage in which it was allocated; empty if before the step."""
     freed: str = ""
@@ -50,7 +47,6 @@ class Allocation:
     milliseconds: float | None = None
     """Its lifetime on the host's clock; None unless it was allocated and freed in this step."""
     source: str = ""
-    """The line of the program that allocated it."""
     operator: str = ""
     """The operator that allocated it; empty if before the step, and in autograd's threads."""
     copies_weight: bool = False
@@ -62,7 +58,6 @@ class Timeline:
     """All allocations of a step, and their sums over time. A position is a number of allocations and frees."""
 
     before: Sequence[Allocation]
-    """Allocations in use before the step."""
     changes: Sequence[tuple[Allocation, bool]]
     """Allocations (True) and frees (False), in order."""
     stages: Sequence[tuple[str, int, int]]

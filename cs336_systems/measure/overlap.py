@@ -13,7 +13,6 @@ kernel in a training step with fused AdamW has such a name."""
 
 ALL_GATHER, REDUCE_SCATTER = "all_gather", "reduce_scatter"
 OF_COLLECTIVES = {"AllGather": ALL_GATHER, "ReduceScatter": REDUCE_SCATTER}
-"""Parts of the names of NCCL's kernels."""
 
 Interval = tuple[float, float]
 
@@ -23,11 +22,8 @@ class DeviceEvent:
     """A kernel, copy or fill that ran on a device."""
 
     name: str
-    """Its full name."""
     start: float
-    """Start time, in any unit."""
     end: float
-    """End time, in the same unit."""
 
 
 def by_kind(events: Sequence[DeviceEvent], apart: Sequence[str] = ()) -> dict[str, list[Interval]]:
@@ -49,9 +45,7 @@ def collective_of(name: str) -> str:
 
 
 def kind_of(name: str) -> str:
-    """The purpose of a kernel or copy. Streams do not show it: a replayed CUDA graph has other streams than the
-    capture.
-    """
+    """The purpose of a kernel or copy. Streams do not show it: a replayed CUDA graph has others than the capture."""
     if any(part in name for part in OF_COMMUNICATION):
         return COMMUNICATION
     return OPTIMIZER if "FusedAdam" in name else COMPUTE

@@ -27,13 +27,10 @@ class SavedTensor:
     operator: str
     """The function of PyTorch that the model called; empty for a custom autograd function, and for a checkpoint."""
     dtype: str
-    """The dtype's name in PyTorch."""
     shape: tuple[int, ...]
     """Shape of the tensor; its storage may be larger."""
     bytes: int
-    """Bytes of the storage."""
     kind: Kind
-    """The kind of tensor."""
 
 
 @contextlib.contextmanager

@@ -33,13 +33,11 @@ class Stage:
     """One stage of one step, on the host's clock."""
 
     name: str
-    """One of STAGES, or WHOLE."""
     step: int
     """Index of the recorded step, from 0."""
     start: float
     """When the host entered it, µs."""
     end: float
-    """When the host left it, µs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,15 +45,12 @@ class Kernel:
     """One execution of a kernel, a copy or a memset; in a CPU's trace, of an operator."""
 
     name: str
-    """Its full name."""
     start: float
     """When it began, µs, on the host's clock."""
     end: float
-    """When it ended, µs."""
     duration: float
     """Its duration, µs; for an operator, excluding the operators it called."""
     lane: str
-    """The stream or thread on which it ran."""
     thread: str
     """The host's thread that launched it; empty if unknown."""
     launched: float
@@ -74,9 +69,7 @@ class Trace:
     """Stages and kernels of the recorded steps."""
 
     stages: Sequence[Stage]
-    """Stages, in order."""
     kernels: Sequence[Kernel]
-    """Kernels, in order of their launches."""
     on_device: bool
     """Whether the kernels ran on a GPU; otherwise they are operators."""
 

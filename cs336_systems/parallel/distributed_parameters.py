@@ -9,7 +9,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
 Place = tuple[nn.Module, str]
-"""A module, and the name of one of its parameters."""
 
 
 def outside_parameter(local: Tensor, placement: Placement, mesh: DeviceMesh, like: nn.Parameter) -> nn.Parameter:

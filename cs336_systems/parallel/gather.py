@@ -7,9 +7,7 @@ import torch.distributed as dist
 
 
 def gather(numbers: Sequence[float], device: torch.device) -> list[list[float]]:
-    """Gather each rank's numbers on every rank, by rank; all ranks pass the same number of them, and their group's
-    device.
-    """
+    """Gather each rank's numbers, as many on each, on every rank, by rank."""
     mine = torch.tensor(numbers, dtype=torch.float64, device=device)
     everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyones, mine)

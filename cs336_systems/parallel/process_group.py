@@ -33,11 +33,9 @@ class Rank:
     number: int
     """The rank, from 0; only rank 0 writes and prints."""
     processes: int
-    """The world size: processes in the launch."""
     local_number: int
     """The local rank, from 0, among the processes of this host."""
     local_processes: int
-    """The number of processes on this host."""
 
 
 def current_rank() -> Rank:

@@ -33,7 +33,6 @@ class Replica:
     outside: nn.Parameter
     """The parameter that other code sees: a DTensor, replicated over the ranks."""
     memory: Tensor
-    """The local part of `outside`."""
 
     def follow(self) -> None:
         """Apply changes of the outside parameter, such as `requires_grad`, to the local one."""

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 SHARED_MEMORY = Path("/dev/shm")
-"""Where Linux keeps files in memory."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ SMALL_BYTES = MB
 """Smaller gradients are sent together, up to this size: below it, starting a copy takes longer than the copy."""
 
 MB_PER_RANK = 100
-"""Size of an exchange per rank, in 10^6 bytes."""
 
 
 class SymmetricMemoryDataParallel(OverlappedDataParallel):

@@ -32,7 +32,6 @@ from cs336_systems.parallel.replicas import check_in_memory, check_member, check
 from cs336_systems.parallel.synchronized import check_complete_in_backward, uses_up
 
 IN_FLIGHT = 2
-"""Units whose gradients are in flight at a time."""
 
 NOT_ELEMENTWISE: tuple[type[Optimizer], ...] = (
     LBFGS,

@@ -35,7 +35,6 @@ from cs336_systems.training.parameter_table import Kind, ParameterTable
 from cs336_systems.training.under_backward import UnderBackward
 
 Numbered = tuple[torch.nn.Parameter, int]
-"""A parameter, and the number of its group."""
 
 
 class MasterAdamW(Optimizer):

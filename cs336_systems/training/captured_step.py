@@ -187,9 +187,7 @@ class CapturedStep:
 
     @torch.no_grad()
     def _normalize(self, sums: GradientSums, weights: list[Tensor]) -> Tensor:
-        """Scale the gradients so far so that their weights have a mean of 1 over all ranks; return the last pass's
-        factor.
-        """
+        """Give the gradients so far weights with a mean of 1 over all ranks; return the last pass's factor."""
         mean = self._passes.mean(_sum(weights) / self.accumulate)
         factor = torch.where(mean > 0, 1 / mean, 1)
         kept = (p.grad for p in self._parameters() if p.grad is not None)

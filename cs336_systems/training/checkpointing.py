@@ -20,7 +20,6 @@ from cs336_systems.training.compiled_blocks import blocks_of
 from cs336_systems.training.fused_model import FusedSwiGLU, FusedTransformerBlock
 
 KEPT = [torch.ops.cs336_systems.attention_forward.default]
-"""Operators whose results are kept."""
 
 
 def checkpoint_blocks(model: nn.Module, blocks: int | None = None, *, keep_attention: bool = True) -> None:

@@ -241,10 +241,8 @@ FUSED: dict[type[nn.Module], type[nn.Module]] = {
     SwiGLU: FusedSwiGLU,
     RotaryEmbedding: FusedRotaryEmbedding,
 }
-"""The classes that fuse replaces, and their fused forms."""
 
 KNOWN = (*FUSED, *FUSED.values(), RMSNorm, nn.Linear, Fp8Linear, nn.Embedding, nn.ModuleList)
-"""Classes of modules in models that can be fused."""
 
 
 def _check(model: nn.Module) -> None:

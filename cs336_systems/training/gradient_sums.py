@@ -66,9 +66,7 @@ class GradientSums:
 
 
 class LocalSums(GradientSums):
-    """Sums of passes in a wrapper's no_sync(); the last pass starts from them, so that the wrapper averages
-    everything.
-    """
+    """Sums of passes in a wrapper's no_sync(), from which the last pass starts, so that all are averaged."""
 
     def __enter__(self) -> Self:
         self._begin()

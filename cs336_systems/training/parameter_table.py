@@ -14,10 +14,8 @@ if HAS_TRITON:
     from cs336_systems.training.triton_adamw import Row, UpdateTable
 
 Groups = Sequence[Mapping[str, Any]]
-"""An optimizer's param_groups."""
 
 Kind = tuple[torch.device, torch.dtype]
-"""Device and dtype of parameters."""
 
 
 class ParameterTable:

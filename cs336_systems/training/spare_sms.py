@@ -20,7 +20,6 @@ SMS_TIMES_TOKENS = MOST * 4096
 """More tokens leave fewer SMs, since the same updates have more time."""
 
 updating: set[torch.device] = set()
-"""Devices on which updates run under a backward pass."""
 
 warnings.filterwarnings("ignore", "Setting the SM carveout for matmuls")
 

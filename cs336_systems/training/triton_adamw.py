@@ -35,12 +35,10 @@ class Tuning(NamedTuple):
     """Launch parameters of the update."""
 
     block: int = 1024
-    """Elements per program."""
     num_warps: int = 4
     load: str = "evict_first"
     """Eviction policy of the loads: nothing is read twice."""
     store: str = "evict_first"
-    """Eviction policy of the stores."""
 
 
 TUNING = Tuning()

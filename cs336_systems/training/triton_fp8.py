@@ -39,7 +39,6 @@ class Amax(NamedTuple):
 
 
 CURRENT = Amax()
-"""Current scaling."""
 
 
 @triton.jit

@@ -27,7 +27,6 @@ class Tokens(NamedTuple):
     index: Any
     """Among all tokens, [BLOCK_TOKENS]."""
     valid: Any
-    """Whether the token exists."""
     batch: Any
     position: Any
 
@@ -149,9 +148,7 @@ def _columns(column, STRIDE_H: tl.constexpr, PAIRS: tl.constexpr):
 
 @triton.jit
 def _of_heads(head, STRIDE_H: tl.constexpr):
-    """Compute offsets of heads, which may exceed 32 bits in a tensor [batch, heads, sequence, d_head] of a long
-    sequence.
-    """
+    """Compute offsets of heads, which may exceed 32 bits if sequences are long."""
     if STRIDE_H >= FAR:
         head = head.to(tl.int64)
     return head * STRIDE_H

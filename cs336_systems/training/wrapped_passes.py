@@ -53,9 +53,7 @@ class WrappedPasses:
             self.groups = [self._model.process_group]
 
     def _check_stream(self) -> None:
-        """Refuse a DistributedDataParallel on the default stream: it adds gradients on the stream on which it was
-        built.
-        """
+        """Refuse a DistributedDataParallel on the default stream: it adds gradients on the stream of its making."""
         if not isinstance(self._model, DistributedDataParallel) or not any(p.is_cuda for p in self._parameters):
             return
         if torch.cuda.current_stream() == torch.cuda.default_stream():

@@ -128,9 +128,7 @@ class ContenderRuns:
             self._check_gradients(contender)
 
     def _check_gradients(self, contender: Declared) -> None:
-        """Check at the timed size that all ranks start with the same weights, that a step's gradients are the mean of
-        the ranks' gradients, and that it updates the weights. The baseline's gradients are its own.
-        """
+        """Check weights at the start, gradients against the ranks' mean, and that weights change, at the timed size."""
         training = self._start(contender, spare=self.gradient_bytes)
         model, communicates = training.model, contender.name != BASELINE
         if communicates and differ_among_ranks(sample_weights(model)):

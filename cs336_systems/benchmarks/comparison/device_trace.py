@@ -32,9 +32,7 @@ class Ran(NamedTuple):
     name: str
     stream: int
     start: int
-    """ns."""
     end: int
-    """ns."""
 
 
 def trace(work: Callable[[], object], device: torch.device) -> Traced | None:

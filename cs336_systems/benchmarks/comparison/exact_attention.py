@@ -134,9 +134,7 @@ class Worst(NamedTuple):
     heads: int
     """Number of heads, batch x heads."""
     first: int
-    """Row."""
     last: int
-    """Row."""
 
     def __str__(self) -> str:
         """Describe the location in words."""

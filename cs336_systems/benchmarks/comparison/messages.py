@@ -17,7 +17,6 @@ from cs336_systems.measure.memory import Unavailable
 DUMPS = {"nccl": "_dump_nccl_trace", "gloo": "_dump_fr_trace"}
 """Functions that return the recorder's entries, by backend. Builds of PyTorch may lack one."""
 SIZES = {"Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Float8_e4m3fn": 1, "Float8_e5m2": 1}
-"""Bytes of the recorder's floating-point types."""
 
 
 class Messages:

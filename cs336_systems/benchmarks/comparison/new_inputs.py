@@ -33,7 +33,6 @@ from cs336_systems.measure.memory import Unavailable
 
 T = TypeVar("T")
 PASSES = {"forward": RESULTS[:1], "backward": RESULTS[1:], "forward_backward": RESULTS}
-"""The timed passes, and their results."""
 SLOWER = 1.5
 """Maximum ratio of the time on new inputs: about 1.0 if nothing is cached."""
 SLACK_S = {"cpu": 5e-4, "cuda": 5e-5}

@@ -50,7 +50,6 @@ class Observed:
     collectives: Collectives
     """Collectives of floating-point data; flags for existing gradients are not counted."""
     tokens: int
-    """Number of tokens passed to the model."""
     written: int
     """Bytes that PyTorch's operators wrote, without the optimizer's update."""
     recorded: tuple[int, int] | None

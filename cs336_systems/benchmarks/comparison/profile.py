@@ -29,7 +29,6 @@ class Profile:
     events: list[DeviceEvent]
     """Events of the device, in milliseconds from the step's start."""
     milliseconds: float
-    """Duration of the step."""
     launches: int
     """Kernels, copies, fills and graphs that the host launched."""
 

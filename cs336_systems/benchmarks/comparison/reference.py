@@ -68,7 +68,6 @@ class Step:
 
     loss: Tensor
     weights: dict[str, Tensor]
-    """Samples of each weight after the step."""
     sent: tuple[int, int] | None
     """Number and bytes of its messages, if they were counted."""
     fault: str
@@ -90,7 +89,6 @@ class Notes:
         self._reads = reads
         self._messages = Messages() if counts else None
         self.begin: dict[str, Tensor] = {}
-        """Samples of each weight before the first step."""
         self.steps: list[Step] = []
         self.peak = 0
         """Peak bytes in use, without reading weights."""
@@ -120,9 +118,7 @@ class Notes:
         self.steps.append(Step(loss=loss.detach().cpu(), weights=weights, sent=sent, fault=fault))
 
     def faults(self, observed: tuple[int, int] | None) -> Iterator[str]:
-        """Describe faults that need no reference; `observed` has the expected number and bytes of messages, if
-        known.
-        """
+        """Describe faults that need no reference; `observed` is the expected number and bytes of messages."""
         for number, step in enumerate(self.steps, start=1):
             if step.fault:
                 yield step.fault

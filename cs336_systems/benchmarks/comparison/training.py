@@ -39,9 +39,7 @@ class Training:
     step: TrainingStep
     """The step, which has the loss."""
     phases: Phases
-    """The phases of a step, as they are timed."""
     own: bool
-    """Whether the contender is a user's own."""
 
     @property
     def calls_before_capture(self) -> int:

@@ -19,7 +19,6 @@ SHAPES = {
     "cpu": ((512, 256, 1024), (1024, 1024, 1024)),
 }
 ON = {"cuda": ("bf16", "fp16", "TF32", "fp32", "FP8"), "cpu": ("bf16", "fp32")}
-"""The precisions timed on a device."""
 SUSTAINED = 8
 """Factor by which the largest bf16 matmul runs longer, so that temperature and power settle."""
 ROWS = 64

@@ -17,7 +17,6 @@ GRAPH_S = 0.002
 """Seconds of work in one CUDA graph, so that the gaps between replays do not matter."""
 LEAST_SAMPLES, MOST_SAMPLES = 5, 200
 MOST_CALLS = 1000
-"""Maximum number of calls in one CUDA graph."""
 
 Call = Callable[[], object]
 
@@ -36,7 +35,6 @@ class Work:
 
     name: str
     metric: str
-    """The metric of its rate."""
     amount: float
     """The work of one call: TFLOP, GB, launches or tokens."""
     build: Callable[[torch.device], Call]

@@ -35,9 +35,7 @@ class Worker:
         self._connection: Connection
 
     def measure(self, cell: Card, device: torch.device) -> Iterator[Measurement]:
-        """Measure all workloads of an instrument on one GPU. If a workload ends the process, only that workload is
-        lost.
-        """
+        """Measure all workloads of an instrument on one GPU. If one ends the process, only that workload is lost."""
         done = 0
         while True:
             start = Begun("fact", {"device": name_of(device), "about": cell.instrument})

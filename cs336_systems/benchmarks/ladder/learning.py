@@ -19,7 +19,6 @@ AVERAGED = 20
 REPRODUCED = 10
 """Number of steps after which two training runs are compared bit by bit."""
 SUCCESSORS = (0.6, 0.2, 0.1, 0.1)
-"""Probabilities of the possible next tokens."""
 
 
 def chain_entropy() -> float:

@@ -203,4 +203,3 @@ def fsdp(model: TransformerLM, compute_loss: ComputeLoss) -> Wrapped:
 
 
 WRAP = {"data_parallel": data_parallel, "sharded_optimizer": sharded_optimizer, "fsdp": fsdp}
-"""Functions that wrap a model on every rank, by a rung's wrapper."""

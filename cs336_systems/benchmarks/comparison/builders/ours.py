@@ -26,7 +26,6 @@ from cs336_systems.training import compiled_blocks
 
 Wrap = Callable[..., nn.Module]
 Built = tuple[nn.Module, Optimizer]
-"""A wrapped model, and its optimizer."""
 COMPUTE_DTYPE = {"fp32": None, "bf16": torch.bfloat16}
 
 

@@ -40,7 +40,6 @@ def fsdp(
 
 
 CALLS: Mapping[str, Build] = {"data_parallel": data_parallel, "optimizer_sharding": sharded_optimizer, "fsdp": fsdp}
-"""The builder of an own implementation, by experiment."""
 
 
 def own_contenders(cell: Any) -> Iterator[Declared]:
