@@ -4,11 +4,10 @@ Launch: cs336-systems fit --size 2.7B
 """
 
 import importlib.util
-import re
 import runpy
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,26 +28,6 @@ MODULES = {
     "measure": ("cs336_systems.benchmarks", "measure NAME: run one experiment's cells by hand, and print a table"),
 }
 """Subcommands that are modules."""
-
-
-def is_text_file(path: str) -> bool:
-    """Whether a path is a file in UTF-8."""
-    try:
-        Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-ITEM = re.compile(r"[a-zA-Z_][\w-]*\w=").match, "KEY=VALUE"
-FILE = is_text_file, "a text file that exists"
-QUIET = re.compile("all|host|progress|reason|rules").fullmatch, "all, host, progress, reason or rules"
-VALUES: dict[str, tuple[Callable[[str], object], str]] = {
-    **dict.fromkeys(("--config", "-C"), ITEM),
-    **dict.fromkeys(("--configfile", "--configfiles"), FILE),
-    **dict.fromkeys(("--quiet", "-q"), QUIET),
-}
-"""Options of Snakemake that accept several values: a test of a value, and what is allowed."""
 
 
 def main() -> None:
@@ -95,17 +74,11 @@ def run(module: str, options: Sequence[str]) -> None:
 
 
 def snakemake(arguments: Sequence[str]) -> None:
-    """Run Snakemake in this folder; refuse a target that an option would take for one of its values."""
+    """Run Snakemake in this folder."""
     if not Path("Snakefile").is_file():
         refuse("there is no Snakefile in this folder; allowed: a clone of cs336-systems")
     if importlib.util.find_spec("snakemake") is None:
         refuse("snakemake is not installed; run pip install 'cs336-systems[report]'")
-    option = ""
-    for argument in arguments:
-        if argument.startswith("-"):
-            option = argument
-        elif option in VALUES and not VALUES[option][0](argument):
-            refuse(f"{option} has the value {argument!r}; allowed: {VALUES[option][1]}, and targets before {option}")
     run("snakemake", arguments)
 
 

@@ -71,23 +71,6 @@ def test_report_makes_only_the_targets_that_it_is_given():
     assert "Error: the target is 'metrics'; allowed: " in ended.stdout + ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("option", "values", "allowed"),
-    [
-        ("--config", ["seed=1", "writeup"], "KEY=VALUE"),
-        ("-C", ["1=2"], "KEY=VALUE"),
-        ("--configfile", ["config.yaml", "nope.yaml"], "a text file that exists"),
-        ("--configfile", ["docs/images/page.png"], "a text file that exists"),
-        ("-q", ["flash"], "all, host, progress, reason or rules"),
-    ],
-)
-def test_a_target_among_the_values_of_an_option_is_named(run, monkeypatch, option, values, allowed):
-    """Which Snakemake would end with a traceback or its whole usage."""
-    monkeypatch.chdir(ROOT)
-    sentence = f"{option} has the value {values[-1]!r}; allowed: {allowed}, and targets before {option}"
-    assert run("report", "--cores", "1", option, *values) == (2, "", f"cs336-systems: {sentence}\n")
-
-
 INTERRUPTED_IMPORT = """
 import os, signal, sys
 from cs336_systems.__main__ import main
