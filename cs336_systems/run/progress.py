@@ -27,8 +27,6 @@ FORKED_S, OTHER_S = 0.5, 1.0
 """Seconds on these cores until a forked job's first cell begins, and of a job that measures nothing."""
 BEFOREHAND = 0.02
 """Share of the expected time that counts as if it had passed as recorded, so that a few short cells decide little."""
-AGAIN_S, WITHIN = 10.0, 1.5
-"""Seconds after which the time left is reported again, if it differs from the reported one by more than this factor."""
 FINISHED = re.compile(r"^\[(?P<number>\d+)/\d+\] .*?: (?P<outcome>.*), (?P<seconds>[\d.]+) s$")
 
 
@@ -57,10 +55,7 @@ class ProgressMonitor:
         self._done_before = 0
         self._finished: dict[str, int] = {}
         self._expected: dict[str, list[float]] = {}
-        self._rest = self._began = self._kept = self._reported = self._cell_began = 0.0
-        self._running: tuple[Job, int] | None = None
-        """The job whose line is the latest, and its number of finished cells."""
-        self._shown: float | None = None
+        self._rest = self._began = self._kept = 0.0
         self._known = False
         self._older: dict[str, int | None] = {}
         self._ended = threading.Event()
@@ -116,21 +111,7 @@ class ProgressMonitor:
                 if match["outcome"] != "ok":
                     self._say(f"{job.path}, cell {match['number']}: {match['outcome']}")
             if seen is None or len(finished) > seen:
-                self._report(job, len(finished))
-        if self._running and self._clock() - self._reported > AGAIN_S and self._outdated():
-            self._report(*self._running)
-
-    def _report(self, job: Job, finished: int) -> None:
-        """Report the run's progress at a cell that begins or goes on."""
-        if self._running != (job, finished):
-            self._running, self._cell_began = (job, finished), self._clock()
-        self._reported, self._shown = self._clock(), self.seconds_left()
-        self._say(self._position(job, finished))
-
-    def _outdated(self) -> bool:
-        """Whether the reported time left is no longer about right."""
-        left, shown = self.seconds_left(), self._shown
-        return bool(left and shown and not shown / WITHIN < left < shown * WITHIN)
+                self._say(self._position(job, len(finished)))
 
     def _job_log(self, job: Job) -> Path:
         return self._plan.results / "logs" / f"{job.path}.log"
@@ -156,17 +137,14 @@ class ProgressMonitor:
         total = self._done_before + sum(len(pending.cells) for pending in self._pending)
         place = f"{done} of {total} cells done"
         if done < total or self._rest:
-            place += f", {duration(self._shown)}"
+            place += f", {duration(self.seconds_left())}"
         if finished == len(job.cells):
             return f"{place} | {job.path}: done"
         cell = describe(job.cells[finished], job.cells)
         return f"{place} | {job.path}, cell {finished + 1} of {len(job.cells)}: {cell}"
 
     def seconds_left(self) -> float | None:
-        """Estimate the seconds left: those expected of what is left, at this run's pace by the clock.
-
-        The running cell counts as far as it has come at the pace until it began.
-        """
+        """Estimate the seconds left when a cell begins: those expected of what is left, at this run's pace."""
         done, left = -self._kept, self._rest
         for job, seconds in self._expected.items():
             begun = 1 + self._finished[job] if job in self._finished else 0
@@ -174,16 +152,7 @@ class ProgressMonitor:
         beforehand = self._known and BEFOREHAND * (done + left)
         if not done + beforehand:
             return None
-        now = self._clock()
-        pace = (self._cell_began - self._began + beforehand) / (done + beforehand)
-        part = min(self._expected_now(), (now - self._cell_began) / pace) if pace else 0.0
-        return (now - self._began + beforehand) / (done + part + beforehand) * (left - part)
-
-    def _expected_now(self) -> float:
-        """Expected seconds of the running cell."""
-        assert self._running
-        job, finished = self._running
-        return sum(self._expected[job.path][1 + finished : 2 + finished])
+        return (self._clock() - self._began + beforehand) / (done + beforehand) * left
 
     def _expect(self, taken: Mapping[Key, Taken]) -> dict[str, list[float]]:
         """Seconds of each job's start and of its cells; unknown cells count as the mean of the known ones."""

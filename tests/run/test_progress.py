@@ -132,18 +132,6 @@ def test_the_time_left_is_what_was_recorded_at_the_pace_of_this_run(plan, follow
     assert look(2) == [f"1 of 3 cells done, about {left} s left | accumulation/a, cell 2 of 3: additions=2"]
 
 
-def test_during_a_long_cell_the_time_left_is_reported_again(plan, follow, tmp_path):
-    record(tmp_path, startup=0.0)
-    look = follow("a")
-    write_log(plan, "a")
-    look()
-    write_log(plan, "a", "ok", "ok")
-    (line,) = look(30)
-    assert line == "2 of 3 cells done, about 30 s left | accumulation/a, cell 3 of 3: additions=3"
-    assert look(35) == look(39) == []
-    assert look(45) == [line.replace("30 s", "15 s")]
-
-
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [(None, "time left unknown"), (0.2, "about 1 s left"), (89, "about 89 s left"), (150, "about 2 min left")],
