@@ -172,7 +172,6 @@ class Config(Part):
         description="auto, or the jobs' machine if it is another: cpu, or a number of GPUs and their model as in '4 x "
         "NVIDIA H200' (python -m cs336_systems.record.machine prints it) or 'RTX 4090'"
     )
-    nodes: int = Field(ge=1, description="a whole number from 1")
     recorded: str = Field(pattern="^[a-z0-9-]+$", description="none, or the name of a folder in recorded/")
     bundle: str = Field(description="none, or the path of a bundle")
     scale: Literal["auto", "smoke", "quick", "handout"] = Field(description="auto, smoke, quick or handout")

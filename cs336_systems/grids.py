@@ -60,7 +60,7 @@ class Job:
 
     @property
     def command(self) -> str:
-        """The command that measures it on one machine; without further options it prints the measurements."""
+        """The command that measures it; without further options it prints the measurements."""
         return f"{launch_command(self.experiment, self.processes)} {self.arguments}"
 
     @property
@@ -81,13 +81,9 @@ class Job:
         return as_text({name: of for name, of in revisions.items() if name == self.experiment or of != str(FIRST)})
 
 
-def launch_command(experiment: str, processes: int, nodes: int = 1) -> str:
-    """The command that launches an experiment on several processes and nodes, without its options."""
-    if nodes > 1:
-        agents = f"srun --nodes={nodes} --ntasks={nodes} --cpu-bind=none --kill-on-bad-exit rules/torchrun.sh"
-        launcher = f"{agents} --nproc-per-node={processes // nodes}"
-    else:
-        launcher = f"torchrun --standalone --nproc-per-node={processes}" if processes > 1 else "python"
+def launch_command(experiment: str, processes: int) -> str:
+    """The command that launches an experiment on several processes, without its options."""
+    launcher = f"torchrun --standalone --nproc-per-node={processes}" if processes > 1 else "python"
     return f"{launcher} -m cs336_systems.benchmarks {experiment}"
 
 

@@ -26,7 +26,7 @@ from cs336_systems.config import (
 from cs336_systems.experiments.base import make_cell
 from cs336_systems.experiments.registry import EXPERIMENTS, KINDS
 from cs336_systems.fit.planned import too_large
-from cs336_systems.grids import MOST_PROCESSES, Job, device_of, grids_of, launch_command, plan_jobs, plan_traces
+from cs336_systems.grids import MOST_PROCESSES, Job, device_of, grids_of, plan_jobs, plan_traces
 from cs336_systems.implementations import family_of
 from cs336_systems.measure.gpus import full_name, near
 from cs336_systems.record.machine import detect, machine_label
@@ -46,8 +46,6 @@ class Plan:
     """Label of the machine."""
     gpus: int
     """Number of its GPUs; 0 for a CPU, and for recorded results."""
-    nodes: int
-    """Number of these machines that one launch may span."""
     recorded: bool
     """Whether the report is made from recorded results, so that nothing is measured."""
     scale: str
@@ -107,28 +105,13 @@ class Plan:
         """Number of GPUs that a job needs: one per process, if it needs any."""
         return job.processes if device_of(job.cells[0], self.device) == CUDA else 0
 
-    def nodes_of(self, job: Job) -> int:
-        """The smallest number of nodes that has the GPUs of a job, the same number on each; 1 if none has."""
-        needed = self.gpus_of(job)
-        enough = (nodes for nodes in range(1, self.nodes + 1) if needed <= nodes * self.gpus and needed % nodes == 0)
-        return next(enough, 1)
-
-    def command(self, job: Job) -> str:
-        """The command that measures a job, on the nodes that it needs."""
-        return f"{launch_command(job.experiment, job.processes, self.nodes_of(job))} {job.arguments}"
-
     def obstacle(self, job: Job) -> str:
         """Reason why a job is not measured in this run; empty if it is measured."""
         if self.recorded:
             return self.too_large(job) or "not among the recorded results"
         needed = self.gpus_of(job)
-        if needed <= self.gpus or self.nodes_of(job) > 1:
+        if needed <= self.gpus:
             return self.too_large(job)
-        if self.nodes > 1:
-            return (
-                f"it needs {needed} GPUs, the same number on each node, but there are {self.nodes} nodes with "
-                f"{self.gpus}"
-            )
         return f"it needs {needed} GPUs, but {self.gpus} {'is' if self.gpus == 1 else 'are'} visible"
 
     def too_large(self, job: Job) -> str:
@@ -159,9 +142,6 @@ def make_plan(config: Mapping[str, Any], recorded: Path = Path("recorded"), sour
 
 def _make_plan(config: Config, recorded: Path) -> Plan:
     measures = config.recorded == NONE
-    if config.nodes > 1 and config.machine in (AUTO, CPU):
-        sentence = f"nodes is {config.nodes}; allowed: 1, unless machine says how many GPUs a node has"
-        raise Mistake(["nodes"], sentence)
     if measures:
         machine, gpus = measuring_machine(config.machine)
     else:
@@ -176,7 +156,6 @@ def _make_plan(config: Config, recorded: Path) -> Plan:
     plan = Plan(
         machine=machine,
         gpus=gpus,
-        nodes=config.nodes,
         recorded=not measures,
         scale=scale,
         jobs={name: of for name, of in jobs.items() if name in EXPERIMENTS},

@@ -335,15 +335,12 @@ def obstacles(wildcards):
         raise Refused(
             f"{set_by(SOURCES, ['machine'])}: machine is 'auto', but jobs run elsewhere; say on what, see its comment"
         )
-    if workflow.is_main_process and workflow.local_exec and PLAN.nodes > 1:
-        where = set_by(SOURCES, ["nodes"])
-        raise Refused(f"{where}: nodes is {PLAN.nodes}, but jobs run here; allowed: 1, or use profiles/slurm")
     return []
 
 
 def job_command(wildcards):
     """The command that measures a job."""
-    return PLAN.command(JOBS[wildcards.job])
+    return JOBS[wildcards.job].command
 
 
 def card_jobs():
@@ -362,7 +359,7 @@ def card_command(csvs):
     """The command that measures the card, one job after another."""
     measure = f"python -m cs336_systems.run.relaunch --timeout {config['cell_timeout']}"
     options = f"--device {PLAN.device} --seed {config['seed']}"
-    return " && ".join(f"{measure} {PLAN.command(job)} {options} --output {csv}" for csv, job in csvs.items())
+    return " && ".join(f"{measure} {job.command} {options} --output {csv}" for csv, job in csvs.items())
 
 
 def job_source(wildcards):
@@ -399,19 +396,3 @@ def job_tests(wildcards):
 def job_gpus(wildcards):
     """Number of GPUs that a job takes: at least one where there are GPUs, so that a cluster runs it on such a node."""
     return max(PLAN.gpus_of(JOBS[wildcards.job]), int(PLAN.device == "cuda"))
-
-
-def job_nodes(wildcards):
-    """Number of nodes that a job takes: one task on each, which is torchrun's agent if they are several."""
-    return PLAN.nodes_of(JOBS[wildcards.job])
-
-
-def job_gpus_per_node(wildcards):
-    """The option with which SLURM shares out the GPUs of several nodes evenly."""
-    nodes = job_nodes(wildcards)
-    return f"gpu:{job_gpus(wildcards) // nodes}" if nodes > 1 else None
-
-
-def job_starts_its_tasks(wildcards):
-    """The option with which Snakemake leaves it to the command to start the tasks on several nodes."""
-    return "srun" if job_nodes(wildcards) > 1 else None

@@ -30,11 +30,9 @@ rule measure:
         # Not a parameter: another limit would make measurements stale.
         cell_timeout=config["cell_timeout"],
         # The following is for SLURM, which would otherwise spread the GPUs over any number of nodes.
-        nodes=job_nodes,
-        tasks=job_nodes,
+        nodes=1,
+        tasks=1,
         tasks_per_gpu=0,
-        gres=job_gpus_per_node,
-        mpi=job_starts_its_tasks,
     params:
         command=job_command,
         source=job_source,

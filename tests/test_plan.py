@@ -94,12 +94,11 @@ def test_the_schema_that_editors_read_allows_the_projects_configuration_alone():
     [
         ({"machine": "pdp-11"}, {}, "nodes.yaml: machine is 'pdp-11'; allowed: auto, or"),
         ({"machine": "pdp-11"}, {"machine": "vax"}, "--config: machine is 'vax'; allowed: auto, or"),
-        ({"nodes": 2}, {"machine": "cpu"}, "nodes.yaml: nodes is 2; allowed: 1, unless machine says"),
         ({"speed": 1}, {}, "nodes.yaml: unknown key 'speed' in the top level"),
         ({"sizes": {"mine": {"d_model": 8}}}, {}, "nodes.yaml: 'd_ff' is a required property in sizes.mine"),
-        ({"nodes": 1}, {"seed": -1}, "--config: seed is -1; allowed: a whole number"),
-        ({"nodes": 1}, {"sizes": {"mine": MINE | {"d_ff": 2.5}}}, "--config: sizes.mine.d_ff is 2.5; allowed: a whole"),
-        ({"nodes": 1}, {}, "config.yaml: scale is 'large'; allowed: auto, smoke, quick or handout"),
+        ({}, {"seed": -1}, "--config: seed is -1; allowed: a whole number"),
+        ({}, {"sizes": {"mine": MINE | {"d_ff": 2.5}}}, "--config: sizes.mine.d_ff is 2.5; allowed: a whole"),
+        ({}, {}, "config.yaml: scale is 'large'; allowed: auto, smoke, quick or handout"),
     ],
 )
 def test_a_mistake_is_blamed_on_the_source_that_made_it(tmp_path, nodes, given, complaint):
@@ -297,22 +296,6 @@ def test_gloo_needs_no_gpus_and_nccl_one_per_process(machine, obstacles, gpus):
     assert all(len({(cell.backend, cell.processes) for cell in job.cells}) == 1 for job in jobs.values())
     assert [plan.obstacle(jobs[name]) for name in names] == obstacles
     assert [plan.gpus_of(jobs[name]) for name in names] == gpus
-
-
-def test_a_launch_spans_as_few_nodes_as_have_its_gpus_in_equal_shares():
-    grid = {"backend": ["nccl"], "processes": [2, 4, 6, 8], "megabytes": [1]}
-    plan = make_plan(config(experiments=grids({"all": grid}, "all_reduce"), machine="3 x NVIDIA H200", nodes=2))
-    jobs = {job.processes: job for job in plan.jobs["all_reduce"].values()}
-    assert [plan.nodes_of(jobs[processes]) for processes in (2, 4, 6)] == [1, 2, 2]
-    assert plan.command(jobs[2]) == jobs[2].command
-    assert plan.command(jobs[6]) == (
-        "srun --nodes=2 --ntasks=2 --cpu-bind=none --kill-on-bad-exit rules/torchrun.sh --nproc-per-node=3 "
-        "-m cs336_systems.benchmarks all_reduce --backend nccl --processes 6 --megabytes 1"
-    )
-    assert [plan.obstacle(jobs[processes]) for processes in (2, 4, 6, 8)] == [
-        *["", "", ""],
-        "it needs 8 GPUs, the same number on each node, but there are 2 nodes with 3",
-    ]
 
 
 @pytest.mark.parametrize("scale", ["smoke", "handout"])

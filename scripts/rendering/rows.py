@@ -57,7 +57,7 @@ def described(plan: Plan, experiment: str, files: Mapping[str, Sequence[Path]]) 
         "details": list(kind.details),
         "timed": kind.timed,
         "metrics": {name: metric.meaning for name, metric in {**COMMON, **metrics_of(kind)}.items()},
-        "commands": [plan.command(job) for job in jobs],
+        "commands": [job.command for job in jobs],
         "job": [job(row) for row in rows],
         "columns": {name: [row[name] for row in rows] for name in ("machine", *row_model(kind).model_fields)},
     }

@@ -86,29 +86,28 @@ def toy(tmp_path):
     return copy_toy(tmp_path / "project", on_gpus=True)
 
 
-def test_gpus_are_asked_from_the_scheduler_and_launches_span_nodes(toy):
-    nodes(toy, machine="4 x NVIDIA H200", nodes=2)
-    edit(toy / "config.yaml", PROCESSES, "processes: [1, 4, 6, 10]\n")
+def test_gpus_are_asked_from_the_scheduler_and_no_launch_spans_nodes(toy):
+    nodes(toy, machine="4 x NVIDIA H200")
+    edit(toy / "config.yaml", PROCESSES, "processes: [1, 4, 6]\n")
     machine = f"{PYTHON} -m cs336_systems.record.machine"
     coverage = "results/nvidia-h200/coverage.csv"
     printed = on_cluster(
         toy,
         f"{machine} && srun --gpus=4 --nodes=1 {machine} && {RUN} measurements && {RUN} {coverage} && {LIST}"
-        f" && ! {RUN} -n results/nvidia-h200/raw/ping/all-10_processes.csv",
+        f" && ! {RUN} -n results/nvidia-h200/raw/ping/all-6_processes.csv",
         gpus=4,
     )
     assert printed.splitlines()[:2] == ["cpu", "4 x NVIDIA H200"]
     done, hour = "COMPLETED", "1:00:00"
-    node, two = "cpu=8,mem=64G,node=1,billing=8", "cpu=16,mem=128G,node=2,billing=16"
+    node = "cpu=8,mem=64G,node=1,billing=8"
     assert sorted(submitted(printed)) == [
         ["rule_measure_wildcards_ping_all-1_processes", done, node, "gres:gpu:1", "N/A", hour],
         ["rule_measure_wildcards_ping_all-4_processes", done, node, "gres:gpu:4", "N/A", hour],
-        ["rule_measure_wildcards_ping_all-6_processes", done, two, "gres:gpu:6", "gres:gpu:3", hour],
     ]
-    assert len({row[1:4] for row in rows(toy / "results/nvidia-h200/raw")}) == 2 * 3  # cells: two sizes of message
+    assert len({row[1:4] for row in rows(toy / "results/nvidia-h200/raw")}) == 2 * 2  # cells: two sizes of message
     (ping,) = (line for line in (toy / coverage).read_text().splitlines() if line.startswith("ping,"))
-    assert ping == "ping,all,8,6,0,0,0,0,2,0"
-    assert "Error: it needs 10 GPUs, the same number on each node, but there are 2 nodes with 4\n" in printed
+    assert ping == "ping,all,6,4,0,0,0,0,2,0"
+    assert "Error: it needs 6 GPUs, but 4 are visible\n" in printed
 
 
 def test_jobs_that_fail_or_are_killed_are_named_and_run_again(toy):

@@ -28,7 +28,6 @@ def plan(tmp_path, monkeypatch):
     return Plan(
         machine="nvidia-l4",
         gpus=1,
-        nodes=1,
         recorded=False,
         scale="smoke",
         jobs={"accumulation": jobs},

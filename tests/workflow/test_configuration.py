@@ -52,7 +52,6 @@ NOT_MEASURED = "nothing is measured where recorded is 'nvidia-h200'; allowed: al
     [
         ("end_to_en", [], "the target is 'end_to_en'; allowed: end_to_end, or a file that a rule makes"),
         ("on_4_gpus", [], "on_4_gpus has no jobs on cpu; another machine: --config machine='4 x H200'"),
-        ("all", ["nodes=2", "machine=4 x H200"], "--config: nodes is 2, but jobs run here; allowed: 1, or use"),
         ("accumulation", ["recorded=nvidia-h200"], NOT_MEASURED),
         ("kernel_trace", ["recorded=nvidia-h200"], NOT_MEASURED),
         ("check", [], "bundle is 'none'; allowed: the path of a bundle"),
