@@ -26,7 +26,6 @@ import psutil
 import torch
 import tyro
 from torch.distributed.elastic.multiprocessing.errors import record
-from tqdm import tqdm
 
 from cs336_systems.benchmarks.runner import Measure, first_line, measure_cells
 from cs336_systems.config import CPU, CUDA, LARGEST_SEED
@@ -122,8 +121,8 @@ def check_own(cell: Experiment) -> None:
     """Raise a ValueError if a user's own model or implementation cannot be loaded and called."""
     if model := getattr(cell, "model", None):
         check_model(model, getattr(cell, "attention", "plain"))
-    for own in own_implementations(cell):
-        check_implementation(family_of(cell.name), own)
+    for implementation in own_implementations(cell):
+        check_implementation(family_of(cell.name), implementation)
 
 
 def of_row(cell: Experiment, row: Measurement) -> list[str]:
@@ -241,19 +240,14 @@ def check_processes(cell: Experiment, rank: Rank) -> None:
 def report_progress(
     measured: Iterable[tuple[E, list[Measurement]]], cells: Sequence[E]
 ) -> Iterator[tuple[E, list[Measurement]]]:
-    """Pass cells through, with a progress bar on a terminal and one line per cell elsewhere."""
-    with tqdm(total=len(cells), unit="cell", disable=not sys.stderr.isatty()) as bar:
-        bar.set_description(describe(cells[0], cells))
-        for number, (cell, measurements) in enumerate(measured, start=1):
-            first, wall = measurements[0], measurements[-1]
-            outcome = f"{first.status}: {first.message}" if first.metric == WHOLE_CELL else "ok"
-            if bar.disable:
-                assert wall.mean is not None
-                line = finished_line(number, len(cells), describe(cell, cells), outcome, wall.mean)
-                print(line, file=sys.stderr, flush=True)
-            bar.update()
-            bar.set_description(describe(cells[min(number, len(cells) - 1)], cells))
-            yield cell, measurements
+    """Pass cells through, with a line for each on standard error."""
+    for number, (cell, measurements) in enumerate(measured, start=1):
+        first, wall = measurements[0], measurements[-1]
+        outcome = f"{first.status}: {first.message}" if first.metric == WHOLE_CELL else "ok"
+        assert wall.mean is not None
+        line = finished_line(number, len(cells), describe(cell, cells), outcome, wall.mean)
+        print(line, file=sys.stderr, flush=True)
+        yield cell, measurements
 
 
 def format_table(experiment: type[Experiment], rows: Sequence[Row]) -> str:
