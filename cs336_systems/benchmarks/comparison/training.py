@@ -65,7 +65,7 @@ def start(contender: Declared, model: nn.Module, tokens: Tensor, cell: Any, **hy
     """Start a contender's training of a model on this rank's tokens; Unavailable on all ranks if it is on one."""
     names = tuple(name for name, _ in model.named_parameters())
     built, optimizer = available_on_all_ranks(
-        lambda: builder_of(contender, cell)(model, contender, cell, **hyperparameters), own=contender.own
+        lambda: builder_of(contender)(model, contender, cell, **hyperparameters), own=contender.own
     )
     wrapped = built if isinstance(built, Wrapped) else by_methods(built)
     precision = cell.precision if contender.autocasts else "fp32"
