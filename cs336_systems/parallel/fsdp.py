@@ -139,8 +139,15 @@ class FullyShardedDataParallel(WrappedModule):
         rest = {names[p]: places for p, places in find_places(module).items() if p not in shards}
         self._replicas = ReplicatedParameters(rest, mesh, device, Hook(self._replica_arrived))
         load_into({place: p for p, places in find_places(module).items() for place in places})
+        self._register_hooks()
+        self._follow_shards()
+        scale_by_all_ranks()
+        synchronizes(self, module.parameters())
+
+    def _register_hooks(self) -> None:
+        module = self.module
         module.register_forward_pre_hook(ModuleHook(self._before_module))
-        for unit, part in zip(self._units, modules, strict=True):
+        for unit, part in zip(self._units, self.units, strict=True):
             call_around(part, ModuleHook(self._before_forward, unit.index), ModuleHook(self._after_forward, unit.index))
             for position, weight in enumerate(unit.first):
                 if weight.whole.requires_grad:
@@ -148,13 +155,10 @@ class FullyShardedDataParallel(WrappedModule):
                     weight.whole.register_post_accumulate_grad_hook(hook)
             unit.plan()
         module.register_forward_hook(ModuleHook(self._after_module), always_call=True)
-        if compute_dtype is not None:
+        if self._compute_dtype is not None:
             for part in module.modules():
                 if isinstance(part, (nn.LayerNorm, nn.GroupNorm)):
                     part.register_forward_pre_hook(cast_to_weight)
-        self._follow_shards()
-        scale_by_all_ranks()
-        synchronizes(self, module.parameters())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the module's output.

@@ -81,9 +81,8 @@ class OwnedGradients(Bucket):
             slot = gradients
             work = dist.reduce(gradients, group_dst=bucket.owner, op=operation, group=bucket.group, async_op=True)
         means = bucket.my_views(slot)
-        means[:1] = [
-            mean.as_subclass(GradientOfOneRank) for mean in means[:1]
-        ]  # One gradient per bucket is enough to refuse.
+        # One gradient per bucket is enough to refuse.
+        means[:1] = [mean.as_subclass(GradientOfOneRank) for mean in means[:1]]
         for parameter, mean in zip(bucket.mine, means, strict=True):
             parameter.grad = mean
         self._means = [weakref.ref(mean) for mean in means]

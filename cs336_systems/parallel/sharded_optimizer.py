@@ -75,11 +75,7 @@ class ShardedOptimizer(Optimizer):
         check_member(process_group)
         if not bucket_size_mb > 0:
             raise ValueError(f"bucket_size_mb is {bucket_size_mb}; allowed: numbers above 0")
-        if not (isinstance(optimizer_cls, type) and issubclass(optimizer_cls, Optimizer)):
-            given = getattr(optimizer_cls, "__name__", f"an instance of {type(optimizer_cls).__name__}")
-            raise TypeError(f"optimizer_cls is {given}; allowed: a class of optimizers, such as torch.optim.AdamW")
-        if issubclass(optimizer_cls, LBFGS):
-            raise ValueError("optimizer_cls is LBFGS; allowed: optimizers that update each parameter independently")
+        check_class(optimizer_cls)
         super().__init__(params, {})
         self.process_group = process_group
         self._bucket_bytes = bucket_size_mb * MB
@@ -91,9 +87,8 @@ class ShardedOptimizer(Optimizer):
         self._place(self._parameters_to_update())
         make: Callable[..., Optimizer] = optimizer_cls
         mine = [{**g, "params": [p for p in g["params"] if p in self._mine]} for g in self.param_groups]
-        self._local = make(
-            mine, **kwargs
-        )  # updates the parameters in its groups at the time: this rank's share of one part
+        # It updates the parameters in its groups at the time: this rank's share of one part.
+        self._local = make(mine, **kwargs)
         self.state = self._local.state
         self.defaults = self._local.defaults
         for group, complete in zip(self.param_groups, self._local.param_groups, strict=True):
@@ -264,6 +259,15 @@ class ShardedOptimizer(Optimizer):
         state_dict = super().state_dict()
         states = consolidate(state_dict["state"], self._device, keep=keep, group=self.process_group)
         return {**state_dict, "state": states}
+
+
+def check_class(optimizer_cls: Any) -> None:
+    """Raise an error unless this is a class of optimizers that update each parameter independently."""
+    if not (isinstance(optimizer_cls, type) and issubclass(optimizer_cls, Optimizer)):
+        given = getattr(optimizer_cls, "__name__", f"an instance of {type(optimizer_cls).__name__}")
+        raise TypeError(f"optimizer_cls is {given}; allowed: a class of optimizers, such as torch.optim.AdamW")
+    if issubclass(optimizer_cls, LBFGS):
+        raise ValueError("optimizer_cls is LBFGS; allowed: optimizers that update each parameter independently")
 
 
 def split(buckets: Sequence[ShardedBucket]) -> list[list[ShardedBucket]]:

@@ -23,9 +23,8 @@ class SymmetricMemoryBucket(ShardedBucket):
         self.mark_updated()
         if self.owner not in (None, self.rank):
             return
-        for distance in range(
-            1, self.ranks
-        ):  # Each rank starts with a different one, so that no two write to the same rank at a time.
+        # Each rank starts with a different one, so that no two write to the same rank at a time.
+        for distance in range(1, self.ranks):
             there = self._of_rank[(self.rank + distance) % self.ranks]
             self.my_slot(there).copy_(self.my_slot(self._flat))
 

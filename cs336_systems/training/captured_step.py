@@ -78,18 +78,10 @@ class CapturedStep:
             raise ValueError(f"accumulate is {accumulate}; allowed: whole numbers from 1")
         if max_norm is not None and not max_norm > 0:
             raise ValueError(f"max_norm is {max_norm}; allowed: numbers above 0, or None")
-        if not isinstance(optimizer, Optimizer):
-            name = type(optimizer).__name__
-            raise TypeError(f"optimizer is a {name}; allowed: torch.optim.Optimizer, such as MasterAdamW")
-        if isinstance(optimizer, ShardedOptimizer) and model is None:
-            raise ValueError(f"a {type(optimizer).__name__} needs averaged gradients; allowed: model=their wrapper")
-        self._master = optimizer if isinstance(optimizer, MasterAdamW) else None
-        on_gpu = any(p.is_cuda for group in optimizer.param_groups for p in group["params"])
-        if on_gpu and self._master is None and not all(group.get("capturable") for group in optimizer.param_groups):
-            name = type(optimizer).__name__
-            raise ValueError(f"{name} cannot be captured; allowed: MasterAdamW, or an optimizer with capturable=True")
+        _check_optimizer(optimizer, model)
         if update_during_backward:
             _check_update_during_backward(optimizer, model, accumulate, max_norm or check_finite)
+        self._master = optimizer if isinstance(optimizer, MasterAdamW) else None
         self.loss_function = loss_function
         self.optimizer = optimizer
         self.accumulate = accumulate
@@ -269,6 +261,18 @@ def _check_inputs(batch: tuple[Any, ...], accumulate: int) -> None:
         raise ValueError(
             f"the arguments' shapes are {shapes}; allowed: the same axis 0, of {accumulate} equal parts, for accumulate"
         )
+
+
+def _check_optimizer(optimizer: Any, model: nn.Module | None) -> None:
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer is a {name}; allowed: torch.optim.Optimizer, such as MasterAdamW")
+    if isinstance(optimizer, ShardedOptimizer) and model is None:
+        raise ValueError(f"a {name} needs averaged gradients; allowed: model=their wrapper")
+    on_gpu = any(p.is_cuda for group in optimizer.param_groups for p in group["params"])
+    capturable = isinstance(optimizer, MasterAdamW) or all(g.get("capturable") for g in optimizer.param_groups)
+    if on_gpu and not capturable:
+        raise ValueError(f"{name} cannot be captured; allowed: MasterAdamW, or an optimizer with capturable=True")
 
 
 def _check_update_during_backward(
