@@ -137,9 +137,9 @@ def measure_on_gpu(cell: Flash, device: torch.device) -> list[Measurement]:
 
 def require_right(cell: Flash, call: AttentionCall, inputs: Sequence[Tensor]) -> list[Measurement]:
     """Compare an implementation with float64; return a row if a user's fp32 is no more exact than TF32."""
-    own = cell.contender.own
-    tolerance = OF_USERS if own else TOLERANCE
-    foreign = cell.contender.foreign or own
+    contender = cell.contender
+    tolerance = OF_USERS if contender.own else TOLERANCE
+    foreign = contender.foreign or contender.own
     error = require_attention(call, inputs, is_causal=cell.causal, foreign=foreign, tolerance=tolerance)
     exact = cell.precision != "fp32" or error <= TOLERANCE[torch.float32]
     return [] if exact else [Measurement(metric="rounding", unit="dtype", n=1, value=TF32)]

@@ -13,11 +13,11 @@ def as_forward(module: nn.Module, function: Callable[..., Any]) -> Iterator[None
 
     The module's hooks, such as those that gather sharded weights, run as in any other call.
     """
-    own = module.__dict__.get("forward")
+    replaced = module.__dict__.get("forward")
     module.forward = function
     try:
         yield
     finally:
         del module.forward
-        if own is not None:
-            module.forward = own
+        if replaced is not None:
+            module.forward = replaced

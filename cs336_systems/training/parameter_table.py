@@ -43,8 +43,8 @@ class ParameterTable:
         """Whether the table has these parameters in these groups, at the current addresses of them and their states."""
         numbered, places = self._numbered, self._places
         for parameter, group in parameters:
-            number, known = numbered.get(parameter, (0, None))
-            if group != known or places[number] != _place(parameter, states.get(parameter, {})):
+            number, current_group = numbered.get(parameter, (0, None))
+            if group != current_group or places[number] != _place(parameter, states.get(parameter, {})):
                 return False
         return True
 

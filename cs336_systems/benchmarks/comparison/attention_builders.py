@@ -24,8 +24,8 @@ from cs336_systems.measure.memory import Unavailable
 def build(cell: Flash) -> AttentionCall:
     """Build the implementation that a cell names; Unavailable if it cannot run these inputs, or is not installed."""
     contender = cell.contender
-    own = contender.own
-    call = _masked(Adapters(contender.builder).attention(), cell) if own else load_path(contender.builder)(cell)
+    path = contender.builder
+    call = _masked(Adapters(path).attention(), cell) if contender.own else load_path(path)(cell)
     return torch.compile(call, dynamic=False, mode=contender.compiler_mode) if cell.compiled_call else call
 
 

@@ -135,16 +135,15 @@ class ContenderRuns:
             refuse("ranks start with different weights", foreign=not_ours(contender))
         for _ in range(training.calls_before_capture if self.replays else STEPS_BEFORE_CHECK):
             run(training.phases)
-        with torch.random.fork_rng(
-            [self.device] if self.device.type == "cuda" else []
-        ):  # the step draws the same numbers
-            own = own_gradients(model, self.tokens, self.cell.precision)
+        # The step draws the same numbers.
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            of_rank = own_gradients(model, self.tokens, self.cell.precision)
         before = sample_weights(model)
         phases = self._as_timed(training, calls=0)  # Only now: a graph keeps its memory.
         run(phases)
         del phases  # A wrapper that ends its own NCCL group waits for the graphs that use it.
         after = sample_weights(model)
-        name, worst = largest_error(model, own, averaged=communicates)
+        name, worst = largest_error(model, of_rank, averaged=communicates)
         if not worst <= TOLERANCE:
             why = f"its gradient of {name} has a relative error of {worst:.2g} against the mean over the ranks"
             refuse(why, foreign=not_ours(contender))
@@ -180,11 +179,11 @@ class ContenderRuns:
         reads = contender.scheme != "FSDP" or self._has_room(contender, self.gradient_bytes)
         training = self._start(contender)
         warmup = self._untimed_steps(contender, training)
-        own = Notes(training, batches, places, reads=reads, counts=not self.replays)
-        turn = self._turn(contender, training, before=own.before, after=own.after)
-        own.close()
+        notes = Notes(training, batches, places, reads=reads, counts=not self.replays)
+        turn = self._turn(contender, training, before=notes.before, after=notes.after)
+        notes.close()
         del training
-        faults = own.faults(None if self.replays else self.observer.observed[contender].recorded)
+        faults = notes.faults(None if self.replays else self.observer.observed[contender].recorded)
         if self._is_chosen(contender):
             with random_numbers(drawn, self.device):
                 batches.rewind()
@@ -192,10 +191,10 @@ class ContenderRuns:
                 right = Notes(training, batches, places, reads=reads, counts=False)
                 around = {"before": right.before, "after": right.after}
                 time_steps(training.phases, self.device, warmup=warmup, steps=self.cell.steps, **around)
-            faults = itertools.chain(faults, differences(own, right, self.cell.precision))
+            faults = itertools.chain(faults, differences(notes, right, self.cell.precision))
         if why := first_of_all_ranks(next(faults, "")):
             refuse(why, foreign=True)
-        return replace(turn, peak=max(own.peak, turn.peak))
+        return replace(turn, peak=max(notes.peak, turn.peak))
 
     def _is_chosen(self, contender: Declared) -> bool:
         """Choose one of a contender's rounds at random, after its steps were timed."""

@@ -53,11 +53,11 @@ def trace(work: Callable[[], object], device: torch.device) -> Traced | None:
 
 def count(ran: Sequence[Ran]) -> Traced | None:
     """Count what ran between the first mark and the last one on its stream; None if there is no mark."""
-    marks = sorted((one for one in ran if MARK in one.name), key=lambda one: one.start)
+    marks = sorted((kernel for kernel in ran if MARK in kernel.name), key=lambda mark: mark.start)
     if not marks:
         return None
-    begin, *_ = on_stream = [one for one in marks if one.stream == marks[0].stream]
+    begin, *_ = on_stream = [mark for mark in marks if mark.stream == marks[0].stream]
     end = on_stream[-1]
-    work = [one for one in ran if one not in (begin, end)]
-    outside = [one for one in work if one.start < begin.end - CLOCK_NS or one.end > end.start + CLOCK_NS]
-    return Traced(len(work), covered((one.start, one.end) for one in work) / 1e9, len(outside))
+    work = [kernel for kernel in ran if kernel not in (begin, end)]
+    outside = sum(kernel.start < begin.end - CLOCK_NS or kernel.end > end.start + CLOCK_NS for kernel in work)
+    return Traced(len(work), covered((kernel.start, kernel.end) for kernel in work) / 1e9, outside)

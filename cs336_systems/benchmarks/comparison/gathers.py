@@ -59,10 +59,10 @@ def describe_forward(
         "forward_gathers": [covered(gathers)],
         "forward_hidden": [overlap(computing, gathers)],
     }
-    own, for_backward = gathers[:units], gathers[units:]
-    if len(marks) == 2 * units and len(own) == units and all(start >= marks[-2] for start, _ in for_backward):
-        series["gather_begins"] = [start for start, _ in own]
-        series["gather_ends"] = [end for _, end in own]
+    for_forward, for_backward = gathers[:units], gathers[units:]
+    if len(marks) == 2 * units and len(for_forward) == units and all(start >= marks[-2] for start, _ in for_backward):
+        series["gather_begins"] = [start for start, _ in for_forward]
+        series["gather_ends"] = [end for _, end in for_forward]
         series["needed"], series["begins"] = marks[::2], marks[1::2]
     return [summarize(metric, "ms", samples, details=details) for metric, samples in series.items()]
 

@@ -29,14 +29,14 @@ def own_gradients(model: nn.Module, tokens: Tensor, precision: str) -> dict[str,
     return {name: gradient for name, gradient in zip(trained, gradients, strict=True) if gradient is not None}
 
 
-def largest_error(model: nn.Module, own: Mapping[str, Tensor], *, averaged: bool) -> tuple[str, float]:
+def largest_error(model: nn.Module, of_rank: Mapping[str, Tensor], *, averaged: bool) -> tuple[str, float]:
     """Compare the gradients in a model's `grad` with each rank's own gradients, or with their mean.
 
     Returns the weight with the largest error on any rank, and that error, a relative 2-norm.
     """
     parameters = dict(model.named_parameters())
     errors: dict[str, float] = {}
-    for name, mine in own.items():
+    for name, mine in of_rank.items():
         exact = mine.double()
         if averaged:
             dist.all_reduce(exact, dist.ReduceOp.AVG)

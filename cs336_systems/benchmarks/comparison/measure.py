@@ -42,7 +42,7 @@ def measure(cell: Any, device: torch.device) -> list[Measurement]:
     refused |= not_inspected
     if not inspected:
         raise Unavailable(next(iter(refused.values())))
-    baseline = next((own for contender, own in turns.items() if contender.name == BASELINE), [])
+    baseline = next((taken for contender, taken in turns.items() if contender.name == BASELINE), [])
     rows = [
         row
         for contender, (of_inspection,) in inspected.items()

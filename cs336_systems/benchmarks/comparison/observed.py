@@ -177,9 +177,9 @@ class Observer:
         if observed.weights_stay:
             yield "it does not change the weights"
         rounded = 0.5 if cell.precision == "bf16" and not contender.autocasts else 1.0
-        known = self.alone is not None or cell.model == type(cell).model
+        has_known_size = self.alone is not None or cell.model == type(cell).model
         least = LEAST.get(cell.name, 0.0) * rounded * self.gradient_bytes
-        if contender.own and known and (sent := observed.sent[1]) < least:
+        if contender.own and has_known_size and (sent := observed.sent[1]) < least:
             yield f"it sends {sent / 1e6:.3g} MB in a step; gradients and weights are at least {least / 1e6:.3g} MB"
         declared = contender.sends(cell)
         if contender.own or (cell.model != type(cell).model and declared):

@@ -155,10 +155,10 @@ def reference_of(contender: Declared) -> Declared:
     return SHARDED if contender.scheme == "FSDP" else REPLICATED
 
 
-def differences(own: Notes, right: Notes, precision: str) -> Iterator[str]:
+def differences(notes: Notes, right: Notes, precision: str) -> Iterator[str]:
     """Describe how losses and weights of a user's timed steps differ from the reference."""
-    before, there = own.begin, right.begin
-    for number, (mine, step) in enumerate(zip(own.steps, right.steps, strict=True), start=1):
+    before, there = notes.begin, right.begin
+    for number, (mine, step) in enumerate(zip(notes.steps, right.steps, strict=True), start=1):
         error = abs(float(mine.loss) - float(step.loss)) / abs(float(step.loss))
         if not error <= (limit := loss_tolerance(mine.loss, precision)):
             yield f"the loss of timed step {number} has a relative error of {error:.2g} (tolerance {limit:.1g})"

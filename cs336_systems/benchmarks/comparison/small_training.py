@@ -49,9 +49,8 @@ def require_same_training(contender: Declared, cell: Any, device: torch.device, 
     model's. If the contender is unavailable or trains incorrectly on one rank, it is refused on all.
     """
     small = replace(cell, **{**SMALL, **sizes})
-    with torch.random.fork_rng(
-        [device] if device.type == "cuda" else []
-    ):  # the timed run draws the same numbers as without this check
+    # The timed run draws the same numbers as without this check.
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(0)
         reference = new_model(small, device).eval()  # dropout would draw different numbers for other batches
         tokens = everyones_tokens(small, device)

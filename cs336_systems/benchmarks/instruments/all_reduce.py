@@ -60,7 +60,7 @@ def build_gloo(device: torch.device) -> Call:
 
     def reduce() -> None:
         both = zip(groups, numbers, strict=True)
-        for each in [threads.submit(group.allreduce([own]).wait) for group, own in both]:
+        for each in [threads.submit(group.allreduce([tensor]).wait) for group, tensor in both]:
             each.result()
 
     reduce()

@@ -85,9 +85,9 @@ def fp8(a: Tensor, b: Tensor) -> Callable[[], Tensor]:
     """Matmuls of FP8 (e4m3) numbers with a scale for each tensor, to bf16."""
     if compute_capability(a.device) < CAPABILITY:
         raise Unavailable(f"FP8 matmuls need an NVIDIA GPU of compute capability {CAPABILITY[0]}.{CAPABILITY[1]}")
-    one = torch.ones((), device=a.device)
+    scale = torch.ones((), device=a.device)
     a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
-    return lambda: torch._scaled_mm(a, b.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    return lambda: torch._scaled_mm(a, b.T, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
 
 
 PRECISIONS: dict[str, tuple[torch.dtype, Multiply, float]] = {
