@@ -3,16 +3,14 @@
 Launch: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks all_reduce --megabytes 1 10
 """
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from cs336_systems.accounting.units import FP32_BYTES
+from cs336_systems.benchmarks.ranks import check_memory, gather
 from cs336_systems.experiments.all_reduce import AllReduce
-from cs336_systems.measure.memory import Unavailable
 from cs336_systems.measure.timing import Stopwatch, no_garbage_collection
-from cs336_systems.parallel.gather import gather
 from cs336_systems.record.measurement import Measurement, summarize
 
 MB = 10**6
@@ -27,7 +25,8 @@ def measure(cell: AllReduce, device: torch.device) -> list[Measurement]:
 
     If the sum is wrong before timing, nothing is timed; wrong elements are counted.
     """
-    check_memory(cell, device)
+    # Gloo's ring stages one of n chunks, and NCCL allocates its buffers when it starts.
+    check_memory(round(cell.megabytes * MB * (1 + 1 / cell.processes)), device)
     blocks = torch.stack([contribution(rank) for rank in range(cell.processes)])
     mine, total = blocks[dist.get_rank()].to(device), blocks.sum(0).to(device)
     numbers = torch.empty(cell.megabytes * MB // FP32_BYTES, device=device)
@@ -56,20 +55,6 @@ def bus_share(processes: int) -> float:
     Bus bandwidth is comparable with a link's for any number of processes (NVIDIA, nccl-tests).
     """
     return 2 * (processes - 1) / processes
-
-
-def check_memory(cell: AllReduce, device: torch.device) -> None:
-    """Raise Unavailable on all ranks if one has too little memory for its data, so that none waits for it."""
-    dist.barrier()  # Now all ranks have released the previous cell's memory.
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-    else:
-        free = psutil.virtual_memory().available // cell.processes
-    least = min(rank[0] for rank in gather([free], device)) / 1e9
-    # Gloo's ring stages one of n chunks, and NCCL allocates its buffers when it starts.
-    needed = cell.megabytes * MB * (1 + 1 / cell.processes) / 1e9
-    if needed > least:
-        raise Unavailable(f"each process needs {needed:.1f} GB of memory, and {least:.1f} GB are free for it")
 
 
 def contribution(rank: int) -> Tensor:

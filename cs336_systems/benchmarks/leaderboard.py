@@ -18,13 +18,13 @@ import torch.distributed as dist
 from cs336_systems.accounting.peak_memory import peak
 from cs336_systems.accounting.setting import Setting
 from cs336_systems.accounting.units import MIB
+from cs336_systems.benchmarks.ranks import gather, slowest, spare_memory
 from cs336_systems.benchmarks.runner import require_kernels
 from cs336_systems.experiments.leaderboard import RESERVE, Leaderboard, usable
 from cs336_systems.measure.device_busy import device_busy
 from cs336_systems.measure.memory import Unavailable, peak_memory, release, reset_peak
 from cs336_systems.measure.timing import synchronize, time_phases
 from cs336_systems.model import build_model
-from cs336_systems.parallel.gather import slowest
 from cs336_systems.parallel.update_in_backward import UpdateInBackward, UpdateOfOneRank, units_of
 from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
@@ -63,11 +63,9 @@ def measure(cell: Leaderboard, device: torch.device) -> list[Measurement]:
 def plan_step(cell: Leaderboard, device: torch.device) -> Setting:
     """Choose the number of blocks to recompute, and print whether a rank's step fits; Unavailable if it does not."""
     require_kernels(device)
-    free = allocatable_bytes(device)
+    free = spare_memory(device)
     if cell.processes > 1:
-        least = torch.tensor([free], device=device)
-        dist.all_reduce(least, dist.ReduceOp.MIN)
-        free = int(least)
+        free = round(min(rank[0] for rank in gather([free], device)))
     plan = cell.setting(free, on_gpu=device.type == "cuda")
     said = verdict(plan, free)
     if cell.processes == 1 or dist.get_rank() == 0:
@@ -84,14 +82,6 @@ def verdict(step: Setting, free: float) -> str:
     if peak(step).total <= usable(free):
         return f"It fits: a rank needs {needed} of {has} {blocks}"
     return f"It does not fit: a rank needs {needed} {blocks}, and {has} are free, of which {RESERVE:.0%} stay unused"
-
-
-def allocatable_bytes(device: torch.device) -> int:
-    """Bytes that a rank can allocate: the free bytes of its GPU, or its share of the host's."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    ranks = dist.get_world_size() if dist.is_initialized() else 1
-    return psutil.virtual_memory().available // ranks
 
 
 def make_runs(cell: Leaderboard, plan: Setting, device: torch.device) -> dict[str, Callable[[], None]]:

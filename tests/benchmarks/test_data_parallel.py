@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
+from cs336_systems.benchmarks import ranks
 from cs336_systems.benchmarks.comparison import agreement, contender_runs
 from cs336_systems.benchmarks.comparison.agreement import (
     available_on_all_ranks,
-    check_memory,
     fits_on_all_ranks,
     quick_collections,
     together,
@@ -233,10 +233,10 @@ def test_all_ranks_give_up_when_one_runs_out_of_memory_or_cannot_compile(device)
 def test_all_ranks_do_without_what_one_cannot_have(device):
     with pytest.raises(Unavailable, match=r"^no way to rank 0$"):
         available_on_all_ranks(on_rank_1(Unavailable("no way to rank 0")))
-    with mock.patch.object(agreement, "spare_memory", return_value=[9e9, 5e9][dist.get_rank()]):
-        check_memory(int(5e9), device)
+    with mock.patch.object(ranks, "spare_memory", return_value=[9e9, 5e9][dist.get_rank()]):
+        ranks.check_memory(int(5e9), device)
         with pytest.raises(Unavailable, match=r"^each process needs 5\.5 GB of memory, and 5\.0 GB are free$"):
-            check_memory(int(5.5e9), device)
+            ranks.check_memory(int(5.5e9), device)
 
 
 def test_memory_that_runs_out_among_others_is_no_result():

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from cs336_systems.benchmarks.comparison import agreement, gathers
+from cs336_systems.benchmarks import ranks
+from cs336_systems.benchmarks.comparison import gathers
 from cs336_systems.benchmarks.comparison.contender_runs import SLACK, ContenderRuns
 from cs336_systems.benchmarks.comparison.measure import measure
 from cs336_systems.benchmarks.comparison.profile import Profile, profile_rows
@@ -68,7 +69,7 @@ def test_what_does_not_fit_or_cannot_be_sharded_is_a_row_with_a_reason(device):
     needed = {contender.name: contender.needed(CELL, on_gpu=device.type == "cuda") for contender in CONTENDERS}
     least = needed.pop("fsdp")
     between = SLACK * (least + min(needed.values())) / 2
-    with mock.patch.object(agreement, "spare_memory", return_value=between):
+    with mock.patch.object(ranks, "spare_memory", return_value=between):
         rows = measure(CELL, device)
     lost = {row.details["wrapper"]: row.message for row in rows if row.metric == "step" and row.status == "skipped"}
     assert lost.keys() == needed.keys()

@@ -6,14 +6,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar, cast
 
-import psutil
 import torch
 import torch.distributed as dist
 
 from cs336_systems.benchmarks.comparison.refusal import in_words
 from cs336_systems.benchmarks.runner import CompilerFailure, reason_of, status_of
-from cs336_systems.measure.memory import Unavailable, in_use, is_out_of_memory
-from cs336_systems.parallel.gather import gather
+from cs336_systems.measure.memory import Unavailable, is_out_of_memory
 from cs336_systems.record.measurement import Status
 
 T = TypeVar("T")
@@ -73,21 +71,6 @@ def first_of_all_ranks(reason: str) -> str:
     reasons = [""] * dist.get_world_size()
     dist.all_gather_object(reasons, reason)
     return next(filter(None, reasons), "")
-
-
-def check_memory(needed: int, device: torch.device) -> None:
-    """Raise Unavailable on all ranks if one has fewer than the needed bytes of free memory."""
-    dist.barrier()  # Now all ranks have freed their previous memory.
-    least = min(rank[0] for rank in gather([spare_memory(device)], device))
-    if needed > least:
-        raise Unavailable(f"each process needs {needed / 1e9:.1f} GB of memory, and {least / 1e9:.1f} GB are free")
-
-
-def spare_memory(device: torch.device) -> int:
-    """Bytes that this rank can still allocate."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - in_use(device)
-    return psutil.virtual_memory().available // dist.get_world_size()
 
 
 def free_memory(device: torch.device) -> None:

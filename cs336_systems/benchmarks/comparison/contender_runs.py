@@ -13,7 +13,6 @@ from cs336_systems.accounting.contenders import gradients
 from cs336_systems.accounting.units import MIB
 from cs336_systems.benchmarks.comparison.agreement import (
     OwnCodeRaises,
-    check_memory,
     first_of_all_ranks,
     fits_on_all_ranks,
     free_memory,
@@ -51,12 +50,12 @@ from cs336_systems.benchmarks.comparison.training import (
     start,
 )
 from cs336_systems.benchmarks.comparison.turns import Turn
+from cs336_systems.benchmarks.ranks import check_memory, gather, slowest
 from cs336_systems.experiments.contender import Declared
 from cs336_systems.experiments.data_parallel import BASELINE, BUILDERS
 from cs336_systems.measure.memory import Unavailable, in_use, most_in_use, reset_peak
 from cs336_systems.measure.overlap import ALL_GATHER, REDUCE_SCATTER
 from cs336_systems.parallel.buckets import MB
-from cs336_systems.parallel.gather import gather, slowest
 from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.training import compile_blocks
 

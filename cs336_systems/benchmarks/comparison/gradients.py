@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from cs336_systems.parallel.gather import gather
+from cs336_systems.benchmarks.ranks import gather
 from cs336_systems.training_step import precision_context
 
 SAMPLES = 1000

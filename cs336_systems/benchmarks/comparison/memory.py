@@ -10,10 +10,10 @@ from torch.optim import Optimizer
 from cs336_systems.accounting.units import MIB
 from cs336_systems.benchmarks.comparison.agreement import free_memory
 from cs336_systems.benchmarks.comparison.training import Training
+from cs336_systems.benchmarks.ranks import gather
 from cs336_systems.experiments.optimizer_sharding import MOMENTS
 from cs336_systems.measure.memory import in_use, most_in_use, reset_peak
 from cs336_systems.measure.timing import synchronize
-from cs336_systems.parallel.gather import gather
 from cs336_systems.record.measurement import Measurement, summarize
 
 INITIALIZED, BEFORE_UPDATE, AFTER_UPDATE = MOMENTS

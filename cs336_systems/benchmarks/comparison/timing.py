@@ -13,10 +13,10 @@ from torch.distributed import barrier
 
 from cs336_systems.benchmarks.comparison.agreement import available_on_all_ranks
 from cs336_systems.benchmarks.comparison.training import Phases, Training, run
+from cs336_systems.benchmarks.ranks import slowest
 from cs336_systems.experiments.data_parallel import HOST_STEPS, PHASE_STEPS
 from cs336_systems.measure.memory import Unavailable
 from cs336_systems.measure.timing import Stopwatch, no_garbage_collection, synchronize
-from cs336_systems.parallel.gather import slowest
 from cs336_systems.record.measurement import Measurement, skipped, summarize
 from cs336_systems.training.cuda_graph import capture
 

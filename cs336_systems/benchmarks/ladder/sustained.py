@@ -12,9 +12,9 @@ from typing import NamedTuple
 import pynvml
 import torch
 
+from cs336_systems.benchmarks.ranks import slowest
 from cs336_systems.measure.timing import time_phases
 from cs336_systems.nvidia import uuid
-from cs336_systems.parallel.gather import slowest
 
 WINDOW_S = 2.5
 """Length in seconds of the windows whose medians are compared. The driver updates its energy counter many times in
