@@ -39,22 +39,17 @@ def measure(cell: AllReduce, device: torch.device) -> list[Measurement]:
     wrong.append(most_wrong(numbers, total))  # of the last one timed
     laps = list(zip(*by_rank, strict=True))
     slowest = [max(lap) for lap in laps]
+    # Bytes that each process sends per byte of its contribution in the ring algorithm: bus bandwidth is comparable with
+    # a link's for any number of processes (NVIDIA, nccl-tests).
+    bus_share = 2 * (cell.processes - 1) / cell.processes
     bandwidths = [cell.megabytes * MB / seconds / 1e9 for seconds in slowest]
     return [
         summarize("wrong_numbers", "", wrong),
         summarize("time", "ms", [1e3 * seconds for seconds in slowest]),
         summarize("rank_spread", "ms", [1e3 * (max(lap) - min(lap)) for lap in laps]),
         summarize("algorithm_bandwidth", "GB/s", bandwidths, keep=False),
-        summarize("bus_bandwidth", "GB/s", [bus_share(cell.processes) * each for each in bandwidths], keep=False),
+        summarize("bus_bandwidth", "GB/s", [bus_share * bandwidth for bandwidth in bandwidths], keep=False),
     ]
-
-
-def bus_share(processes: int) -> float:
-    """Bytes that each process sends per byte of its contribution in the ring algorithm: 2 (n - 1) / n.
-
-    Bus bandwidth is comparable with a link's for any number of processes (NVIDIA, nccl-tests).
-    """
-    return 2 * (processes - 1) / processes
 
 
 def contribution(rank: int) -> Tensor:

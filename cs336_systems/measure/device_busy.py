@@ -6,12 +6,10 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from cs336_systems.measure.intervals import covered
+from cs336_systems.measure.intervals import Interval, covered
 from cs336_systems.measure.profiler import events_of, profiling
 from cs336_systems.measure.timing import synchronize
 from cs336_systems.record.measurement import Measurement, skipped, summarize
-
-Interval = tuple[float, float]
 
 
 def device_busy(phases: Mapping[str, Callable[[], None]], device: torch.device) -> list[Measurement]:

@@ -48,7 +48,6 @@ def run_steps(
 
 
 def _now(device: torch.device) -> Any:
-    """Take the present time: an event in the device's queue, or the host's clock."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)

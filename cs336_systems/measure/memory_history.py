@@ -192,7 +192,6 @@ class OperatorLog(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call the operator, and record it if it allocated something."""
         first = self.count()
         result = func(*args, **(kwargs or {}))
         end = self.count()

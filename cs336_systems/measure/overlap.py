@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cs336_systems.measure.intervals import covered, merge
+from cs336_systems.measure.intervals import Interval, covered, merge
 
 COMPUTE, COMMUNICATION, OPTIMIZER = "compute", "communication", "optimizer"
 
@@ -13,8 +13,6 @@ kernel in a training step with fused AdamW has such a name."""
 
 ALL_GATHER, REDUCE_SCATTER = "all_gather", "reduce_scatter"
 OF_COLLECTIVES = {"AllGather": ALL_GATHER, "ReduceScatter": REDUCE_SCATTER}
-
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)

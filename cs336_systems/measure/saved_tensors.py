@@ -44,7 +44,7 @@ def record_saved(model: nn.Module) -> Iterator[list[SavedTensor]]:
         for name, module in model.named_modules():
             for handle in recorder.follow(name, module):
                 stack.callback(handle.remove)
-        stack.callback(recorder.forget)
+        stack.callback(recorder.storages.clear)
         stack.enter_context(recorder)
         stack.enter_context(saved_tensors_hooks(recorder.pack, lambda tensor: tensor))
         yield recorder.saved
@@ -59,7 +59,7 @@ class _Recorder(TorchFunctionMode):
         self._parameters = {id(parameter) for parameter in model.parameters()}
         self._of_model = {address(tensor) for tensor in [*model.parameters(), *model.buffers()]}
         # Kept, so that no address is used twice; the graph, which holds this object, would keep them too long.
-        self._storages: dict[int, torch.UntypedStorage] = {}
+        self.storages: dict[int, torch.UntypedStorage] = {}
         self._modules: list[str] = [""]
         self._operator = ""
 
@@ -72,7 +72,6 @@ class _Recorder(TorchFunctionMode):
             self._operator = ""
 
     def follow(self, name: str, module: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
-        """Register hooks that track when a module runs."""
         yield module.register_forward_pre_hook(lambda *_: self._modules.append(name))
         yield module.register_forward_hook(lambda *_: self._leave(), always_call=True)
 
@@ -80,9 +79,8 @@ class _Recorder(TorchFunctionMode):
         self._modules.pop()
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """Record a tensor that is being saved."""
-        if address(tensor) not in self._storages:
-            storage = self._storages[address(tensor)] = tensor.untyped_storage()
+        if address(tensor) not in self.storages:
+            storage = self.storages[address(tensor)] = tensor.untyped_storage()
             self.saved.append(
                 SavedTensor(
                     range=self._modules[-1],
@@ -94,10 +92,6 @@ class _Recorder(TorchFunctionMode):
                 )
             )
         return tensor
-
-    def forget(self) -> None:
-        """Drop references to the storages."""
-        self._storages.clear()
 
     def _kind(self, tensor: Tensor) -> Kind:
         if address(tensor) in self._of_model:

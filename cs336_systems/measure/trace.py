@@ -147,7 +147,6 @@ def _span(event: Event) -> _Span:
 
 
 def _nest(spans: Iterable[_Span]) -> None:
-    """Find the nearest span around each span on its thread."""
     open_spans: dict[Any, list[_Span]] = defaultdict(list)
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         stack = open_spans[span.thread]

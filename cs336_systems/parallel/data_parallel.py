@@ -233,7 +233,6 @@ class OverlappedDataParallel(DataParallel):
             bucket.started = False
 
     def _wait(self) -> None:
-        """Wait until the gradients of all buckets are averaged."""
         for work in self._running:
             work.wait()
         self._running.clear()

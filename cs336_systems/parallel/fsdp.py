@@ -280,18 +280,15 @@ class FullyShardedDataParallel(WrappedModule):
         return {name: whole[p] if p in whole else local_part(p).detach().clone() for name, p in named}
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuse `copy.deepcopy` and pickling."""
         refuse_copies()
 
     def _follow_shards(self) -> None:
-        """Copy `requires_grad` from shards to unsharded weights."""
         changed = [weight.follow() for weight in self._weights]
         if any(changed):
             for unit in self._units:
                 unit.plan()
 
     def _before_module(self, module: nn.Module, args: Any) -> None:
-        """Register plain tensors in the module."""
         self._replicas.show()
 
     def _after_module(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -314,7 +311,6 @@ class FullyShardedDataParallel(WrappedModule):
             self._replicas.put_back()
 
     def _before_forward(self, index: int, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Gather a unit's weights."""
         unit, dtype = self._units[index], self._compute_dtype
         self._begin_use(unit, backward=False)
         unit.show_whole(dtype)
@@ -373,7 +369,6 @@ class FullyShardedDataParallel(WrappedModule):
             self._begin_use(unit, backward=True)
 
     def _replica_arrived(self, parameter: Tensor) -> None:
-        """Handle a gradient of a replicated parameter."""
         self._arrived = not self._accumulating
 
     def _gradient_arrived(self, index: int, position: int, parameter: Tensor) -> None:
@@ -389,7 +384,6 @@ class FullyShardedDataParallel(WrappedModule):
             self._reduce(unit)
 
     def _reduce(self, unit: Unit) -> None:
-        """Start to reduce the gradients of a unit that have arrived."""
         while len(self._reductions) >= REDUCTIONS:
             self._reductions.popleft().wait()
         weights, unit.arrived = unit.arrived, []

@@ -84,7 +84,6 @@ class ShardedBucket:
         return flat if self.owner is not None else flat.narrow(0, self.rank * self.slot_size, self.slot_size)
 
     def _zeros(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Allocate the memory for the parameters."""
         return torch.zeros(numel, dtype=dtype, device=device)
 
     def empty_like(self) -> Tensor:

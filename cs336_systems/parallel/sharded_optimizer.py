@@ -210,24 +210,20 @@ class ShardedOptimizer(Optimizer):
         return bool(overflow)
 
     def _share(self, buckets: Sequence[ShardedBucket]) -> None:
-        """Start to send the owners' updates to all ranks."""
         self._running.extend(bucket.share() for bucket in buckets)
 
     def _wait(self) -> None:
-        """Wait until all parameters can be used."""
         for work in self._running:
             work.wait()
         self._running.clear()
 
     def _parameters(self) -> list[nn.Parameter]:
-        """The parameters of all groups."""
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def _parameters_to_update(self) -> list[nn.Parameter]:
         return [p for p in self._parameters() if p.requires_grad or p.grad is not None]
 
     def _place(self, newcomers: Iterable[nn.Parameter]) -> None:
-        """Assign owners to parameters, and move them into new buckets."""
         parameters = list(dict.fromkeys(newcomers))[::-1]
         named = [(f"parameter {i}", parameter) for i, parameter in enumerate(parameters)]
         check_same_on_all_ranks([describe(*each) for each in named], self.process_group)

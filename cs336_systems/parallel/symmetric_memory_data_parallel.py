@@ -111,7 +111,6 @@ class Layout:
     """
 
     def __init__(self, sizes: Sequence[int], ranks: int):
-        """Lay out messages of `sizes` bytes."""
         self.sizes = sizes
         self.ranks = ranks
         self.owners = assign_owners(sizes, ranks)
@@ -138,7 +137,6 @@ class Exchange(Bucket):
     def __init__(
         self, messages: Sequence[Bucket], indices: Sequence[int], layout: Layout, memory: SymmetricMemory, rank: int
     ):
-        """Make an exchange of the messages `indices` of `messages`, on `rank`."""
         self.messages = [messages[i] for i in indices]
         super().__init__([parameter for message in self.messages for parameter in message.parameters])
 

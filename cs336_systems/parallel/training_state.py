@@ -80,7 +80,6 @@ class TrainingState(Stateful):
             set_optimizer_state_dict(self._module, self._optimizer, state["optimizer"])
 
     def _optimizer_state(self) -> dict[str, Any]:
-        """The optimizer's state by the parameters' names."""
         if not isinstance(self._optimizer, UpdateInBackward):
             state: dict[str, Any] = get_optimizer_state_dict(self._module, self._optimizer)
             return state
@@ -93,7 +92,6 @@ class TrainingState(Stateful):
 
 
 def _names_in(update: UpdateInBackward, model: nn.Module) -> list[str]:
-    """The names of all parameters in units, in their order."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     parameters = [parameter for unit in update.units for parameter in unit.parameters]
     if foreign := [parameter for parameter in parameters if parameter not in names]:

@@ -282,14 +282,12 @@ class UpdateInBackward:
         dist.broadcast(flat, group=self.process_group, group_src=0)
 
     def _reduce(self, gradients: Tensor, asynchronous: bool) -> tuple[Tensor, Waitable | None]:
-        """Start to compute this rank's share of the mean gradients."""
         share = gradients.new_empty(len(gradients) // self.ranks)
         operation = averaging([gradients], self.process_group)
         work = reduce_scatter_single(share, gradients, op=operation, group=self.process_group, async_op=asynchronous)
         return share, work
 
     def _gather(self, unit: Unit) -> None:
-        """Send this rank's share of the weights to all ranks, and receive theirs."""
         all_gather_single(unit.flat, unit.share.detach(), group=self.process_group)
 
 
@@ -393,12 +391,11 @@ class UpdateOfOneRank(UpdateInBackward):
         units: Sequence[Iterable[nn.Parameter]],
         optimizer_cls: Callable[..., Optimizer],
         *,
-        rank: int = 0,
         ranks: int = 1,
         **kwargs: Any,
     ):
-        """Make rank `rank` of `ranks`; other arguments as in `UpdateInBackward`."""
-        self.rank, self.ranks = rank, ranks
+        """Make rank 0 of `ranks`; other arguments as in `UpdateInBackward`."""
+        self.rank, self.ranks = 0, ranks
         super().__init__(units, optimizer_cls, **kwargs)
 
     def _join(self, units: Sequence[Sequence[nn.Parameter]]) -> None:
@@ -408,8 +405,7 @@ class UpdateOfOneRank(UpdateInBackward):
         """Nobody to send to."""
 
     def _reduce(self, gradients: Tensor, asynchronous: bool) -> tuple[Tensor, Waitable | None]:
-        share = len(gradients) // self.ranks
-        return gradients.narrow(0, self.rank * share, share), None
+        return gradients[: len(gradients) // self.ranks], None
 
     def _gather(self, unit: Unit) -> None:
         """Nobody to receive from."""

@@ -243,7 +243,6 @@ class MasterAdamW(Optimizer):
         self._hooked = False
 
     def _numbered(self) -> list[tuple[torch.nn.Parameter, int]]:
-        """All parameters, each with the number of its group."""
         return [(p, number) for number, group in enumerate(self.param_groups) for p in group["params"]]
 
     def _master(self, parameter: torch.nn.Parameter) -> Tensor:
@@ -252,7 +251,6 @@ class MasterAdamW(Optimizer):
         return master_of(parameter, self.state.get(parameter, {}))
 
     def _update(self, updates: Sequence[tuple[torch.nn.Parameter, Tensor, int]], scale: Tensor | float | None) -> None:
-        """Update parameters by their gradients, in groups of these numbers."""
         for parameter, gradient, _ in updates:
             check_gradient(parameter, gradient)
         gradients = {p: gradient for p, gradient, _ in updates}

@@ -141,7 +141,6 @@ class CapturedStep:
         return self._loss.clone()
 
     def _step(self, batch: tuple[Tensor, ...]) -> Tensor:
-        """Run forward, backward and the update."""
         self._passes.check()
         self.optimizer.zero_grad(set_to_none=True)  # a capture allocates them from the graph's memory
         with contextlib.ExitStack() as stack:
@@ -157,7 +156,6 @@ class CapturedStep:
         return loss
 
     def _accumulate(self, batch: tuple[Tensor, ...], sums: GradientSums) -> Tensor:
-        """Run forward and backward of all micro-batches, and return the mean loss."""
         losses: list[Tensor] = []
         weights: list[Tensor] = []
         for number, part in enumerate(_parts(batch, self.accumulate), start=1):
@@ -188,7 +186,6 @@ class CapturedStep:
         return factor
 
     def _update(self, sums: GradientSums) -> None:
-        """Clip and update."""
         if self.max_norm is not None or self.check_finite:
             if self._master is not None:
                 norm = gradient_norm(self._parameters(), gradients=sums.gradients)
@@ -203,14 +200,12 @@ class CapturedStep:
             self.optimizer.step()
 
     def _aside(self) -> Tensor:
-        """Run a step eagerly on the stream of the capture."""
         assert self._stream is not None
         loss = run_on(self._stream, lambda: self._step(self._inputs))
         loss.record_stream(torch.cuda.current_stream())
         return loss
 
     def _capture(self) -> None:
-        """Record a step, which does not run yet."""
         self.optimizer.zero_grad(set_to_none=True)  # their memory is not the graph's
         if self._master is not None:
             self._master.prepare()

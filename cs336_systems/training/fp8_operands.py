@@ -71,7 +71,6 @@ def round_operand(x: Tensor, dtype: torch.dtype, rowwise: bool, *, columns: bool
 
 
 def _largest(x: Tensor, rowwise: bool) -> Tensor:
-    """The largest absolute value, of each row or of all."""
     largest = x.abs().amax(-1, keepdim=True) if rowwise else x.abs().amax()
     return largest.float().clamp(min=SMALLEST_AMAX)
 

@@ -86,7 +86,6 @@ def linear_cross_entropy(
 
 
 def _of_layer(hidden: Tensor, layer: nn.Module, *arguments: Any) -> Tensor:
-    """Compute the loss as a layer's forward pass."""
     if not isinstance(layer, nn.Linear):
         raise TypeError(f"weight is a {type(layer).__name__}; allowed: a tensor, or the Linear that has it")
     if layer.bias is not None:
@@ -154,8 +153,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
             )
         gradients, ctx.gradients = ctx.gradients, None
         for gradient in gradients:
-            if gradient is not None:
-                _scale_in_place(gradient, grad_loss)
+            if gradient is None:
+                continue
+            if runs_kernels(gradient):
+                scale_in_place(gradient, grad_loss)
+            else:
+                gradient.mul_(grad_loss)
         return *gradients, None, None, None, None, None
 
 
@@ -188,13 +191,6 @@ def _add_matmul(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
         torch.addmm(total, a, b, beta=0 if first else 1, out_dtype=torch.float32, out=total)
     else:
         torch.addmm(total, a.float(), b.float(), beta=0 if first else 1, out=total)
-
-
-def _scale_in_place(x: Tensor, factor: Tensor) -> None:
-    if runs_kernels(x):
-        scale_in_place(x, factor)
-    else:
-        x.mul_(factor)
 
 
 def _check(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int | None) -> None:

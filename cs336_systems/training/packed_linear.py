@@ -118,7 +118,6 @@ class _PackedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, packed: Tensor, *weights: Tensor) -> Tensor:
-        """Save x, the weights, and the packed weights only if autocast has cast them."""
         ctx.save_for_backward(x, packed if packed.dtype != weights[0].dtype else None, *weights)
         with without_autocast(x):
             return torch.nn.functional.linear(x, packed)

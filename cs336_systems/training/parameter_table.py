@@ -110,7 +110,6 @@ def _row(parameter: nn.Parameter, group: int, state: Mapping[str, Tensor]) -> "R
 
 
 def _aligned(gradient: Tensor, weight: Tensor) -> Tensor:
-    """The gradient in its weight's memory layout."""
     if gradient.stride() == weight.stride():
         return gradient
     return torch.empty_like(weight, dtype=gradient.dtype, requires_grad=False).copy_(gradient)

@@ -61,11 +61,8 @@ def swiglu_linear(gate_up: Tensor, weight: Tensor) -> Tensor:
 
 
 class _SwiGLULinear(torch.autograd.Function):
-    """swiglu_linear as an autograd function: apply(gate_up, weight)."""
-
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor, weight: Tensor) -> Tensor:
-        """Save gate_up and the weight."""
         ctx.save_for_backward(gate_up, weight)
         with without_autocast(gate_up):
             hidden = swiglu_forward(gate_up) if runs_kernels(gate_up) else _formula(gate_up)
@@ -99,7 +96,6 @@ def _formula(gate_up: Tensor) -> Tensor:
 
 
 def _formula_backward(gate_up: Tensor, d_hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the gradient of gate_up, and the hidden layer."""
     with torch.enable_grad():
         leaf = gate_up.detach().requires_grad_()
         hidden = _formula(leaf)

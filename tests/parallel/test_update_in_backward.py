@@ -119,17 +119,17 @@ def test_ranks_with_other_parameters_are_refused(device):
 
 def test_a_rank_without_the_others_updates_its_share_only():
     module = layers("cpu")
-    update = UpdateOfOneRank(units_of(module), torch.optim.AdamW, rank=1, ranks=2, **ADAMW)
+    update = UpdateOfOneRank(units_of(module), torch.optim.AdamW, ranks=2, **ADAMW)
     before = [unit.flat.clone() for unit in update.units]
     module(torch.randn(4, 5)).square().mean().backward()
     update.finish()
     for flat, unit in zip(before, update.units, strict=True):
         half = len(flat) // 2
-        assert torch.equal(flat[:half], unit.flat[:half])
-    # Shares are multiples of 256 bytes: of the second layer's 72 numbers, this rank has the last 8.
+        assert torch.equal(flat[half:], unit.flat[half:])
+    # Shares are multiples of 256 bytes: of the second layer's 72 numbers, this rank has the first 64.
     changed = before[1] != update.units[1].flat
-    assert changed[64:72].all()
-    assert not changed[72:].any()
+    assert changed[:64].all()
+    assert not changed[64:].any()
 
 
 def test_units_are_blocks_and_what_is_between_them():

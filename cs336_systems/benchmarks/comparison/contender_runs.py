@@ -262,7 +262,6 @@ class ContenderRuns:
                 yield from forward_rows(training.phases["forward"], units, self.device, details)
 
     def _begin(self, contender: Declared) -> Training:
-        """Start a contender's training of a new model."""
         model = new_model(self.cell, self.device)
         if getattr(self.cell, "compiled", False):
             # Done before wrapping: within its own forward pass PyTorch's wrapper would split graphs at bucket

@@ -137,7 +137,6 @@ class Worst(NamedTuple):
     last: int
 
     def __str__(self) -> str:
-        """Describe the location in words."""
         head = f"head {self.head}, " if self.heads > 1 else ""
         return f"largest in {head}rows {self.first} to {self.last}"
 

@@ -141,7 +141,6 @@ class NewInputs:
         return self.forward if name == "forward" else self.both, given
 
     def _compare(self, name: str, results: Sequence[Tensor], given: Sequence[Tensor]) -> None:
-        """Compare the results of a pass."""
         require_unchanged([*self.inputs, self.grad_o], given, foreign=True)
         by_name = dict(zip(PASSES[name], results, strict=True))
         require_close(
@@ -149,7 +148,6 @@ class NewInputs:
         )
 
     def _some_heads(self) -> list[int]:
-        """Choose heads to compare."""
         heads, sequence, _ = self.inputs[0].shape
         return secrets.SystemRandom().sample(range(heads), min(heads, max(1, COMPARED // sequence**2)))
 

@@ -84,7 +84,6 @@ def _replaced() -> Iterator[str]:
 
 
 def _changed(before: Mapping[str, Any]) -> Iterator[str]:
-    """Restore changed settings; return their names."""
     for name, (read, write) in SETTINGS.items():
         if (now := read()) != before[name]:
             write(before[name])

@@ -160,7 +160,9 @@ def differences(notes: Notes, right: Notes, precision: str) -> Iterator[str]:
     before, there = notes.begin, right.begin
     for number, (mine, step) in enumerate(zip(notes.steps, right.steps, strict=True), start=1):
         error = abs(float(mine.loss) - float(step.loss)) / abs(float(step.loss))
-        if not error <= (limit := loss_tolerance(mine.loss, precision)):
+        # `fully_shard` computes the loss in bf16, rounded to its neighbour.
+        rounding = torch.finfo(mine.loss.dtype).eps if precision == "bf16" else 0
+        if not error <= (limit := max(LOSS_TOLERANCE[precision], rounding)):
             yield f"the loss of timed step {number} has a relative error of {error:.2g} (tolerance {limit:.1g})"
         if missing := next((name for name in step.weights if name not in mine.weights or name not in before), ""):
             yield f"it has no {missing} after timed step {number}"
@@ -172,11 +174,6 @@ def differences(notes: Notes, right: Notes, precision: str) -> Iterator[str]:
                 where = f"{name} in timed step {number}"
                 yield f"the change of {where} has a relative error of {error:.2g} (tolerance {limit:.1g})"
         before, there = mine.weights, step.weights
-
-
-def loss_tolerance(loss: Tensor, precision: str) -> float:
-    """Return the allowed relative error of a loss. `fully_shard` computes it in bf16, rounded to its neighbour."""
-    return max(LOSS_TOLERANCE[precision], torch.finfo(loss.dtype).eps if precision == "bf16" else 0)
 
 
 def relative_errors(
