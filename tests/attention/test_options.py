@@ -103,15 +103,6 @@ def test_torch_func():
         torch.func.jvp(lambda x: loss(x, sinks=sinks), (q[0],), (q[0],))
 
 
-def test_a_second_derivative_is_refused():
-    q = torch.randn(2, 9, 8, requires_grad=True)
-    sinks = torch.randn(2, requires_grad=True)
-    o = flash_attention(q, q, q, sinks=sinks)
-    (gradient,) = torch.autograd.grad(o.sum(), sinks, create_graph=True)
-    with pytest.raises(NotImplementedError, match="cannot be differentiated twice"):
-        gradient.sum().backward()
-
-
 def test_autocast_casts_no_sinks():
     q = torch.randn(2, 70, 16)
     sinks = torch.randn(2)

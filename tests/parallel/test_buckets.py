@@ -34,20 +34,6 @@ def test_groups_have_one_dtype_and_come_in_the_order_in_which_they_are_complete(
     assert group_tensors(tensors, 8) == [[0, 2], [3], [1, 4], [5]]
 
 
-def test_gathered_gradients_are_views_of_one_tensor():
-    parameters = sized(3, (2, 2), ())
-    (bucket,) = fill_buckets(parameters, math.inf)
-    for step in (1, 2):
-        for i, parameter in enumerate(parameters):
-            if step == 1 or i == 1:  # the others keep the gradient they have, which is a view already
-                parameter.grad = torch.full_like(parameter, 10 * step + i)
-        flat = bucket.gather()
-        assert flat.tolist() == [10.0] * 3 + [11.0 if step == 1 else 21.0] * 4 + [12.0]
-        flat += 100
-        assert parameters[1].grad.tolist() == [[10.0 * step + 101] * 2] * 2
-        flat -= 100
-
-
 def test_a_lone_gradient_is_not_copied():
     (parameter,) = parameters = sized(3)
     (bucket,) = fill_buckets(parameters, math.inf)

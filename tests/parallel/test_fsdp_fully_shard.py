@@ -53,12 +53,6 @@ def ours_and_alone(device, make=Mixed):
     return FullyShardedDataParallel(same_everywhere(make, device)), same_everywhere(make, device)
 
 
-def ours_theirs_and_alone(device, make=Mixed):
-    """A model sharded by this project, by PyTorch, and on one process."""
-    ours, alone = ours_and_alone(device, make)
-    return ours, shard_as_pytorch(same_everywhere(make, device)), alone
-
-
 def inputs(device, steps=1, rows=3):
     """All ranks' inputs for each step."""
     generator = torch.Generator().manual_seed(0)
@@ -82,8 +76,8 @@ def gathered(values):
     return everyone
 
 
-class StudentsAdam(torch.optim.Optimizer):
-    """As the course's first assignment asks for it: number by number, on `data` and `grad.data`."""
+class StudentsOptimizer(torch.optim.Optimizer):
+    """Number by number, on `data` and `grad.data`, as the course's first assignment asks for AdamW."""
 
     def __init__(self, parameters, lr):
         super().__init__(parameters, {"lr": lr})
@@ -91,15 +85,9 @@ class StudentsAdam(torch.optim.Optimizer):
     def step(self, closure=None):
         for group in self.param_groups:
             for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state, grad = self.state[p], p.grad.data
-                t = state.get("t", 1)
-                m = 0.9 * state.get("m", torch.zeros_like(grad)) + 0.1 * grad
-                v = 0.99 * state.get("v", torch.zeros_like(grad)) + 0.01 * grad**2
-                p.data -= group["lr"] * (1 - 0.99**t) ** 0.5 / (1 - 0.9**t) * m / (torch.sqrt(v) + 1e-8)
-                p.data -= group["lr"] * 0.01 * p.data
-                state.update(t=t + 1, m=m, v=v)
+                v = 0.9 * self.state[p].get("v", torch.zeros_like(p.data)) + p.grad.data**2
+                p.data -= group["lr"] * p.grad.data / (torch.sqrt(v) + 1e-8)
+                self.state[p]["v"] = v
 
 
 class Everything(nn.Module):
@@ -126,7 +114,7 @@ OPTIMIZERS = {
     "AdamW, fused": (Mixed, partial(torch.optim.AdamW, fused=True)),
     "SGD, foreach": (Mixed, partial(torch.optim.SGD, momentum=0.9, foreach=True)),
     "RMSprop": (Mixed, torch.optim.RMSprop),
-    "a student's": (Mixed, StudentsAdam),
+    "a student's": (Mixed, StudentsOptimizer),
     "other modules": (Everything, partial(torch.optim.SGD, momentum=0.9)),
 }
 
@@ -147,27 +135,24 @@ def test_optimizers_do_what_they_do_on_one_process(device, optimizer):
 @pytest.mark.parametrize("reverse", [False, True])
 @on_all_ranks
 def test_an_overflow_on_one_rank_is_skipped_by_all(device, reverse, fused):
-    ours, theirs, _ = ours_theirs_and_alone(device)
-    for model in (ours, theirs):
-        optimizer = torch.optim.AdamW(list(model.parameters())[:: -1 if reverse else 1], lr=0.1, fused=fused)
-        scaler = torch.amp.GradScaler(device.type, init_scale=8.0, growth_interval=2)
-        scales, moved = [], []
-        for overflow in (None, "up.weight", "norm.weight", None, None):
-            before = weights(model)
-            optimizer.zero_grad()
-            scaler.scale(loss(model, *own_parts(inputs(device)))).backward()
-            finish(model)
-            if overflow:
-                rows = getattr(model, "module", model).get_parameter(overflow).grad.to_local()
-                if overflow == "norm.weight":  # which fully_shard shards
-                    rows.fill_(torch.inf)
-                elif dist.get_rank() == 1:
-                    rows[0, 0] = torch.inf
-            scaler.step(optimizer)
-            scaler.update()
-            scales.append(scaler.get_scale())
-            moved.append(any(not torch.equal(before[name], value) for name, value in weights(model).items()))
-        assert gathered((scales, moved)) == [([8.0, 4.0, 2.0, 2.0, 4.0], [True, False, False, True, True])] * 2
+    model = FullyShardedDataParallel(same_everywhere(Mixed, device))
+    optimizer = torch.optim.AdamW(list(model.parameters())[:: -1 if reverse else 1], lr=0.1, fused=fused)
+    scaler = torch.amp.GradScaler(device.type, init_scale=8.0, growth_interval=2)
+    scales, moved = [], []
+    for overflow in (None, "up.weight", "norm.weight", None, None):
+        before = weights(model)
+        optimizer.zero_grad()
+        scaler.scale(loss(model, *own_parts(inputs(device)))).backward()
+        finish(model)
+        if overflow == "norm.weight":  # which is replicated
+            model.module.norm.weight.grad.to_local().fill_(torch.inf)
+        elif overflow and dist.get_rank() == 1:
+            model.module.up.weight.grad.to_local()[0, 0] = torch.inf
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+        moved.append(any(not torch.equal(before[name], value) for name, value in weights(model).items()))
+    assert gathered((scales, moved)) == [([8.0, 4.0, 2.0, 2.0, 4.0], [True, False, False, True, True])] * 2
 
 
 class TwoPrecisions(nn.Module):
@@ -210,7 +195,8 @@ def test_a_penalty_on_weights_is_that_of_one_process(device):
 @pytest.mark.parametrize("source", ["fully_shard", "whole", "ours"])
 @on_all_ranks
 def test_states_load_and_training_goes_on_with_them(device, source, assign):
-    ours, theirs, alone = ours_theirs_and_alone(device)
+    ours, alone = ours_and_alone(device)
+    theirs = shard_as_pytorch(same_everywhere(Mixed, device))
     optimizer = momentum(ours.parameters())
     with torch.no_grad():
         for parameter in [*theirs.parameters(), *alone.parameters()]:
@@ -337,24 +323,19 @@ def test_copies_are_refused(device):
 
 @on_all_ranks
 def test_requires_grad_may_change_after_wrapping(device):
-    ours, theirs, alone = ours_theirs_and_alone(device)
-    models = (ours.module, theirs, alone)
+    ours, alone = ours_and_alone(device)
     for frozen in (("up.weight",), ("up.weight", "norm.weight"), ("down.weight", "down.bias", "up.bias"), ()):
-        for model in models:
+        for model in (ours, alone):
             for name, parameter in model.named_parameters():
-                parameter.requires_grad_(name not in frozen)
-        gradients = []
-        for model in (ours, theirs, alone):
+                parameter.requires_grad_(name.removeprefix("module.") not in frozen)
             model.zero_grad()
             [x] = inputs(device) if model is alone else own_parts(inputs(device))
             loss(model, x).backward()
             finish(model)
-            gradients.append({n.removeprefix("module."): p.grad for n, p in model.named_parameters()})
-        for name, expected in gradients[2].items():
-            assert (expected is None) == (name in frozen)
-            for sharded in gradients[:2]:
-                assert (sharded[name] is None) == (expected is None), name
-                assert expected is None or torch.allclose(whole(sharded[name]), expected, atol=1e-6), name
+        for name, parameter in alone.named_parameters():
+            gradient, expected = ours.module.get_parameter(name).grad, parameter.grad
+            assert (gradient is None) == (expected is None) == (name in frozen), name
+            assert expected is None or torch.allclose(whole(gradient), expected, atol=1e-6), name
 
 
 @pytest.mark.parametrize("interrupted", [False, True])

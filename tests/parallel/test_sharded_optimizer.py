@@ -372,8 +372,7 @@ def test_what_cannot_be_done_is_refused(device):
     with pytest.raises(ValueError, match=r"^the optimizer has parameters that are not the module's; allowed"):
         ShardedGradientsDataParallel(module, ShardedOptimizer([*module.parameters(), extra], torch.optim.SGD))
 
-    optimizer = ShardedOptimizer(module.parameters(), torch.optim.SGD)
-    wrapped = ShardedGradientsDataParallel(module, optimizer)
+    wrapped = ShardedGradientsDataParallel(module, ShardedOptimizer(module.parameters(), torch.optim.SGD))
     x = torch.ones(2, 5, device=device)
     wrapped(x).sum().backward()
     wrapped.finish_gradient_synchronization()

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cs336_systems.parallel.symmetric_memory import allocate
 from cs336_systems.parallel.symmetric_memory_data_parallel import Layout, SymmetricMemoryDataParallel, assign_owners
 from cs336_systems.parallel.symmetric_memory_optimizer import SymmetricMemoryShardedOptimizer
 from tests.support.ranks import on_all_ranks
@@ -52,17 +51,6 @@ def test_the_first_message_may_be_empty(device):
     (wrapped(torch.ones(1, 3, device=device)).sum() + module.nothing.sum()).backward()
     wrapped.finish_gradient_synchronization()
     assert (module.bias.grad == 1).all()
-
-
-@on_all_ranks
-def test_each_rank_reads_what_others_wrote(device):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    memory = allocate(1000, device)
-    for other in range(ranks):
-        memory.of_rank[other][rank::ranks].fill_(10 * rank + other)
-    memory.barrier()
-    for writer in range(ranks):
-        assert (memory.of_rank[rank][writer::ranks] == 10 * writer + rank).all()
 
 
 def in_use_once_all_have_dropped_it(device):

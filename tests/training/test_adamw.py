@@ -121,22 +121,6 @@ def trained(dtype=torch.bfloat16, device="cpu", shapes=TWO, steps=range(1, 3)):
     return parameters, optimizer
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_state_dict_round_trips_exactly(dtype, device):
-    whole, optimizer = trained(dtype, device, SHAPES, range(5))
-    resumed = [nn.Parameter(p.detach().clone()) for p in whole]
-    other = MasterAdamW(resumed, lr=1.0)
-    other.prepare()
-    kept = other.state[resumed[0]]["exp_avg"]
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    assert other.state[resumed[0]]["exp_avg"] is kept, "a graph may hold it"
-    for opt, parameters in ((optimizer, whole), (other, resumed)):
-        train(opt, parameters, range(5, 8))
-    for a, b in zip(whole, resumed, strict=True):
-        assert torch.equal(optimizer.masters()[a], other.masters()[b])
-    assert other.param_groups[0]["lr"] == OPTIONS["lr"]
-
-
 def test_a_state_of_torch_adamw_loads():
     references = [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
     reference = torch.optim.AdamW(references, **OPTIONS)
@@ -233,31 +217,20 @@ def test_a_state_without_a_parameter_resets_it():
     assert all(not value.any() for state in optimizer.state.values() for value in state.values())
 
 
-def test_updates_under_the_backward_pass_are_those_of_the_step(device):
-    def model():
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(24, 40), nn.Tanh(), nn.Linear(40, 3)).to(device, torch.bfloat16)
-
+def test_updates_under_the_backward_pass_end_with_their_handle(device):
+    layer = nn.Linear(24, 40).to(device, torch.bfloat16)
     x = torch.randn(16, 24, dtype=torch.bfloat16, device=device)
-    after, under = model(), model()
-    optimizers = [MasterAdamW(m.parameters(), **OPTIONS) for m in (after, under)]
-    handle = optimizers[1].during_backward()
+    optimizer = MasterAdamW(layer.parameters(), **OPTIONS)
+    handle = optimizer.during_backward()
     with pytest.raises(RuntimeError, match="already run during"):
-        optimizers[1].during_backward()
-    for _ in range(3):
-        for m in (after, under):
-            m(x).square().mean().backward()
-        assert all(p.grad is None for p in under.parameters())
-        for optimizer in optimizers:
-            optimizer.step()
-        optimizers[0].zero_grad()
-    for p, q in zip(after.parameters(), under.parameters(), strict=True):
-        assert torch.equal(p, q)
+        optimizer.during_backward()
+    layer(x).sum().backward()
+    assert all(p.grad is None for p in layer.parameters())
     with pytest.raises(ValueError, match="during the backward pass"):
-        optimizers[1].step(scale=torch.ones(()))
+        optimizer.step(scale=torch.ones(()))
     handle.remove()
-    under(x).sum().backward()
-    assert all(p.grad is not None for p in under.parameters())
+    layer(x).sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
 
 
 @pytest.mark.parametrize(("max_norm", "norm_type"), [(0.5, 1.0), (0.5, 2.0), (1e4, 2.0), (0.5, 3.5), (0.5, torch.inf)])

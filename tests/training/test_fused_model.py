@@ -10,8 +10,8 @@ from torch.nn.utils.parametrize import register_parametrization
 
 from cs336_systems.attention import flash_attention
 from cs336_systems.attention.operators import empty_output
-from cs336_systems.model import ROPE_THETA, TransformerLM, build_model
-from cs336_systems.sizes import SIZES, parse_size
+from cs336_systems.model import ROPE_THETA, TransformerLM
+from cs336_systems.sizes import parse_size
 from cs336_systems.training.fused_model import FusedTransformerLM, fuse
 from tests.support.models import CheckpointedLM, with_random_norms
 from tests.support.operators import Operators
@@ -109,20 +109,6 @@ def test_names_and_parameters_stay(device):
     assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
     assert model.state_dict().keys() == state.keys()
     torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)
-
-
-def test_it_is_built_by_its_name():
-    model = build_model(
-        "cs336_systems.training.fused_model:FusedTransformerLM",
-        SIZES["nano"],
-        vocab_size=VOCABULARY,
-        context_length=CONTEXT,
-        attention="flash",
-        checkpoint_segment=1,
-        device=torch.device("cpu"),
-    )
-    assert model.blocks[0].attention.attention is flash_attention
-    assert model(make_batch()[0]).shape == (2, 13, VOCABULARY)
 
 
 def test_gradients_of_one_matmul_are_rows_of_one_buffer(device):

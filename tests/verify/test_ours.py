@@ -33,10 +33,14 @@ OURS = {
     "fsdp": ("cs336_systems.parallel.fsdp:FullyShardedDataParallel",),
 }
 """Measured classes, each by one name."""
-ADAPTERS = [
-    pytest.param(family, own.path, marks=[pytest.mark.gpu] * own.path.endswith("triton"))
-    for family, own in implementations_in(ROOT / "tests/adapters.py")
+IMPLEMENTATIONS = [
+    *(pytest.param(family, path, marks=pytest.mark.numeric) for family, paths in OURS.items() for path in paths),
+    *(
+        pytest.param(family, own.path, marks=[pytest.mark.gpu] * own.path.endswith("triton"))
+        for family, own in implementations_in(ROOT / "tests/adapters.py")
+    ),
 ]
+"""The measured classes, and the adapters for the course's tests."""
 WITH_TESTS_OF_THEIR_OWN = {"ShardedGradientsDataParallel"}
 """Wrappers that need an optimizer."""
 PYTORCHS = {
@@ -60,16 +64,8 @@ def verified(tmp_path_factory, launcher):
     return lambda family, own: verify(family, own, ROOT, Path(log), launcher)
 
 
-@pytest.mark.numeric
-@pytest.mark.parametrize(("family", "path"), [(family, path) for family, paths in OURS.items() for path in paths])
+@pytest.mark.parametrize(("family", "path"), IMPLEMENTATIONS)
 def test_ours_is_right_in_all_cases(verified, family, path):
-    result = verified(family, parse(f"it={path}"))
-    assert not result.grouped
-    assert result.verdict == RIGHT
-
-
-@pytest.mark.parametrize(("family", "path"), ADAPTERS)
-def test_adapters_are_right_in_all_cases(verified, family, path):
     result = verified(family, parse(f"it={path}"))
     assert not result.grouped
     assert result.verdict == RIGHT

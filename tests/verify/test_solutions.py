@@ -19,19 +19,7 @@ class Flash(torch.autograd.Function):
             scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
         return scores.softmax(-1) @ v
 """
-DDP = """
-import torch.distributed as dist
-from torch import nn
-class DDP(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-        for x in module.parameters(): dist.broadcast(x.data, 0)
-    def forward(self, *inputs): return self.module(*inputs)
-    def average(self):
-        for x in self.parameters():
-            if x.grad is not None: dist.all_reduce(x.grad); x.grad /= dist.get_world_size()
-"""
+DDP, OPTIMIZER = ((ROOT / f"examples/my_systems/{name}.py").read_text() for name in ("ddp", "sharded_optimizer"))
 FSDP = """
 import torch, torch.distributed as dist
 from torch import nn
@@ -81,7 +69,6 @@ BASICS = {
     "cs336-basics/cs336_basics/__init__.py": "",
     "cs336-basics/cs336_basics/model.py": (ROOT / "examples/class/emmy/cs336-basics/cs336_basics/model.py").read_text(),
 }
-OURS = (ROOT / "examples/my_systems/sharded_optimizer.py").read_text()
 OF_ATTENTION = "def get_flashattention_autograd_function_pytorch():\n    {}\n"
 SOLUTIONS = {
     "imports at the top, where another family's module cannot be imported": (
@@ -124,14 +111,14 @@ SOLUTIONS = {
         {
             "tests/adapters.py": "from cs336_systems.ddp import DDP\n"
             "def get_ddp_individual_parameters(module): return DDP(module)\n"
-            "def ddp_individual_parameters_on_after_backward(ddp_model, optimizer): ddp_model.average()\n"
-            "def get_ddp(module):\n    found = DDP(module)\n    found.average_2026 = found.average\n    return found\n"
-            "def ddp_on_after_backward(ddp_model, optimizer): ddp_model.average_2026()\n"
+            "def ddp_individual_parameters_on_after_backward(ddp_model, optimizer): ddp_model.finish()\n"
+            "def get_ddp(module):\n    found = DDP(module)\n    found.finish_2026 = found.finish\n    return found\n"
+            "def ddp_on_after_backward(ddp_model, optimizer): ddp_model.finish_2026()\n"
             "def get_ddp_bucketed(module, mb): assert mb > 0; return DDP(module)\n"
             "def ddp_bucketed_on_train_batch_start(ddp_model, optimizer): ddp_model.began = True\n"
             "def ddp_bucketed_on_after_backward(ddp_model, optimizer):\n"
-            "    assert ddp_model.began; del ddp_model.began; ddp_model.average()\n",
-            "cs336_systems/ddp.py": DDP,
+            "    assert ddp_model.began; del ddp_model.began; ddp_model.finish()\n",
+            "cs336_systems/ddp.py": DDP.replace("finish_gradient_synchronization", "finish"),
         },
         {f"adapter-{name}": (RIGHT, "^4 of 4 cases") for name in ("individual", "ddp", "bucketed")},
     ),
@@ -157,14 +144,14 @@ SOLUTIONS = {
             "tests/adapters.py": "from cs336_systems import optim\n"
             "def get_sharded_optimizer(params, optimizer_cls, **kwargs):\n"
             "    return optim.ShardedOptimizer(params, optimizer_cls, **kwargs)\n",
-            "src/cs336_systems/optim.py": OURS,
+            "src/cs336_systems/optim.py": OPTIMIZER,
         },
         {"adapter-optimizer": (RIGHT, "2 of 2 cases of the handout right; 11 of 11 cases beyond it")},
     ),
     "an optimizer whose own groups lack the learning rate, which only schedulers need": (
         {
             "implementations.yaml": "sharded_optimizer: {mine: 'optim:ShardedOptimizer'}\n",
-            "optim.py": OURS.replace("super().__init__(params, kwargs)", "super().__init__(params, {})"),
+            "optim.py": OPTIMIZER.replace("super().__init__(params, kwargs)", "super().__init__(params, {})"),
         },
         {"mine": (RIGHT, "2 of 2 cases of the handout right; 9 of 11 cases beyond it")},
     ),
