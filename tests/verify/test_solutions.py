@@ -19,51 +19,19 @@ class Flash(torch.autograd.Function):
             scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
         return scores.softmax(-1) @ v
 """
-DDP, OPTIMIZER = ((ROOT / f"examples/my_systems/{name}.py").read_text() for name in ("ddp", "sharded_optimizer"))
-FSDP = """
-import torch, torch.distributed as dist
-from torch import nn
-from cs336_basics.model import Embedding, Linear
-class FSDP(nn.Module):
-    "Keeps its rows of each Linear and Embedding, and gathers all of them before a forward pass."
-    def __init__(self, module, compute_dtype=None):
-        super().__init__()
-        if compute_dtype: raise NotImplementedError("fp32 only")
-        self.module, self.layers, self.rows = module, [], nn.ParameterList()
-        for layer in module.modules():
-            if isinstance(layer, (Linear, Embedding)):
-                assert len(layer.weight) % dist.get_world_size() == 0
-                mine = layer.weight.data.chunk(dist.get_world_size())[dist.get_rank()]
-                self.layers.append((layer, nn.Parameter(mine.clone(), layer.weight.requires_grad)))
-                del layer.weight
-                layer.register_parameter("weight_rows", self.layers[-1][1])
-    def gathered(self, rows):
-        whole = rows.new_empty(dist.get_world_size() * len(rows), rows.shape[1])
-        dist.all_gather_into_tensor(whole, rows.data)
-        return whole
-    def forward(self, *inputs):
-        for layer, rows in self.layers: layer.weight = self.gathered(rows).requires_grad_()
-        return self.module(*inputs)
-    def finish(self):
-        ranks = dist.get_world_size()
-        for layer, rows in self.layers:
-            dist.all_reduce(layer.weight.grad)
-            rows.grad = layer.weight.grad.chunk(ranks)[dist.get_rank()] / ranks
-            del layer.weight
-        own = {id(rows) for _, rows in self.layers}
-        for x in self.module.parameters():
-            if id(x) not in own: dist.all_reduce(x.grad); x.grad /= ranks
-def collect(model):
-    found = {name: x.data for name, x in model.named_parameters() if not name.endswith("_rows")}
-    for name, x in model.named_parameters():
-        if name.endswith("_rows"): found[name.removesuffix("_rows")] = model.gathered(x)
-    return found
-"""
+EXAMPLES = {path.stem: path.read_text() for path in (ROOT / "examples/my_systems").glob("*.py")}
+FSDP = (
+    EXAMPLES["fsdp"]
+    .replace("from torch import", "from cs336_basics.model import Embedding, Linear\nfrom torch import")
+    .replace("nn.Linear | nn.Embedding", "Linear | Embedding")
+    .replace("__init__()\n", "__init__()\n        if compute_dtype: raise NotImplementedError('fp32 only')\n")
+    .replace("gather_full_parameters", "collect")
+)
 FSDP_ADAPTERS = """
-from cs336_systems.fsdp import FSDP, collect
+from cs336_systems.fsdp import FSDP
 def get_fsdp(module, compute_dtype=None): return FSDP(module, compute_dtype)
-def fsdp_on_after_backward(fsdp_model, optimizer): fsdp_model.finish()
-def fsdp_gather_full_params(fsdp_model): return collect(fsdp_model)
+def fsdp_on_after_backward(fsdp_model, optimizer): fsdp_model.finish_gradient_synchronization()
+def fsdp_gather_full_params(fsdp_model): return fsdp_model.collect()
 """
 BASICS = {
     "cs336-basics/cs336_basics/__init__.py": "",
@@ -118,11 +86,11 @@ SOLUTIONS = {
             "def ddp_bucketed_on_train_batch_start(ddp_model, optimizer): ddp_model.began = True\n"
             "def ddp_bucketed_on_after_backward(ddp_model, optimizer):\n"
             "    assert ddp_model.began; del ddp_model.began; ddp_model.finish()\n",
-            "cs336_systems/ddp.py": DDP.replace("finish_gradient_synchronization", "finish"),
+            "cs336_systems/ddp.py": EXAMPLES["ddp"].replace("finish_gradient_synchronization", "finish"),
         },
         {f"adapter-{name}": (RIGHT, "^4 of 4 cases") for name in ("individual", "ddp", "bucketed")},
     ),
-    "FSDP of the handout's layers, of rows that ranks divide": (
+    "FSDP of the handout's layers": (
         {"tests/adapters.py": FSDP_ADAPTERS, "cs336_systems/fsdp.py": FSDP, **BASICS},
         {"adapter-fsdp": (RIGHT, "^1 of 1 cases of the handout right and 1 not supported")},
     ),
@@ -133,9 +101,7 @@ SOLUTIONS = {
     "a class with the function that gathers its weights next to it": (
         {
             "implementations.yaml": "fsdp: {mine: 'cs336_systems.fsdp:FSDP'}\n",
-            "cs336_systems/fsdp.py": FSDP.replace("def collect", "def get_full_params_state_dict").replace(
-                "def finish", "def finish_gradient_synchronization"
-            ),
+            "cs336_systems/fsdp.py": f"{FSDP}\ndef get_full_params_state_dict(model):\n    return model.collect()\n",
         },
         {"mine": (RIGHT, "^1 of 1 cases of the handout right")},
     ),
@@ -144,14 +110,14 @@ SOLUTIONS = {
             "tests/adapters.py": "from cs336_systems import optim\n"
             "def get_sharded_optimizer(params, optimizer_cls, **kwargs):\n"
             "    return optim.ShardedOptimizer(params, optimizer_cls, **kwargs)\n",
-            "src/cs336_systems/optim.py": OPTIMIZER,
+            "src/cs336_systems/optim.py": EXAMPLES["sharded_optimizer"],
         },
         {"adapter-optimizer": (RIGHT, "2 of 2 cases of the handout right; 11 of 11 cases beyond it")},
     ),
     "an optimizer whose own groups lack the learning rate, which only schedulers need": (
         {
             "implementations.yaml": "sharded_optimizer: {mine: 'optim:ShardedOptimizer'}\n",
-            "optim.py": OPTIMIZER.replace("super().__init__(params, kwargs)", "super().__init__(params, {})"),
+            "optim.py": EXAMPLES["sharded_optimizer"].replace("__init__(params, kwargs)", "__init__(params, {})"),
         },
         {"mine": (RIGHT, "2 of 2 cases of the handout right; 9 of 11 cases beyond it")},
     ),
