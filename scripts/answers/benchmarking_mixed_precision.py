@@ -141,7 +141,7 @@ def speed_answer(here: DataFrame, profile: DataFrame, *, on_gpu: bool) -> Answer
             gains=[say("{row[gain]:times} ({row[label]})", row=row) for _, row in here.iterrows()],
         ),
         more=say(
-            "Steps are host-bound at {bound} of {sizes}, at least in one precision, so device times are compared.",
+            "At {bound} of {sizes} the step is host-bound in at least one precision, so device times are compared.",
             tell(
                 gains.is_monotonic_increasing if len(here) > 1 else None,
                 "The gain grows with the model.",
@@ -176,7 +176,7 @@ def why(here: DataFrame, profile: DataFrame) -> Typst:
         "At {row[label]}, context {context}, matmuls take {row[matmuls fp32]:ms} in fp32 and {row[matmuls bf16]:ms} in "
         "bf16 ({matmuls:times}); everything else, including autocast's casts, takes {row[the rest fp32]:ms} and "
         "{row[the rest bf16]:ms}.",
-        "So models gain more, the larger the share of their matmuls."
+        "So a model gains more, the larger the share of its matmuls."
         if len(here) > 1 and matmuls > max(rest, 1)
         else "",
         row=row,

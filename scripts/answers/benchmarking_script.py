@@ -31,7 +31,7 @@ NOTICEABLE = 0.05
 """A first timed step counts as different if it exceeds every other step of its run by more than this share."""
 CELL = ["size", "label", "vocab_size", "context", "precision"]
 TIMES: Columns = {
-    "": {"size": "{shown}", "weights / M": "{weights:,.0f}", "precision": "{precision}"},
+    "": {"size": "{shown}", "weights / M": "{weights:.0f}", "precision": "{precision}"},
     "mean ± std / ms": {name: f"{{{name}}}" for name in ("inference", "forward", "backward")}
     | {"AdamW": "{optimizer}"},
     "the step": {
@@ -143,9 +143,9 @@ def variability(known: DataFrame) -> Answer:
     return Answer(
         asked="(b) Variability",
         verdict=say(
-            ("In device-bound cells it is " if on_gpu else "It is ")
+            ("In device-bound cells the spread is " if on_gpu else "The spread is ")
             + ("large" if typical > WIDE else "not small everywhere" if wide else "small")
-            + ": the std of a step is {typical:percent} of its mean ({cells}).",
+            + ": a step's std is {typical:percent} of its mean ({cells}).",
             typical=typical,
             cells=median_of(int((~bound).sum()), "cell"),
         ),
@@ -184,13 +184,10 @@ def warmup(table: DataFrame) -> Answer:
     return Answer(
         asked="(c) Warm-up",
         verdict=say(
-            "Without it, the first step takes {extra:span ms} longer; the mean of {n:whole} is "
-            + ("up to {factor:times} the median." if len(at_once) > 1 else "{factor:times} the median.")
+            "Without warm-up, the first step takes {extra:span ms} longer than the median step."
             if len(slower)
-            else "No effect is visible: without it, the first step takes {first:span ms}, a later one up to {most:ms}.",
+            else "Without warm-up, the first step takes {first:span ms}, a later one up to {most:ms}: no effect.",
             extra=least_and_most(at_once["first_step"] - at_once["step"]),
-            factor=(at_once["mean"] / at_once["step"]).max(),
-            n=at_once["n"].max(),
             first=least_and_most(at_once["first_step"]),
             most=slowest_later(at_once).max(),
         ),
@@ -220,8 +217,8 @@ def warmup(table: DataFrame) -> Answer:
             ),
         ),
         reason=facts.say(
-            "In these first steps the allocator asks the driver for memory {asked} times, after a warm-up step "
-            + tell(not later["device_allocations"].max(), "never.", "up to {later:whole} times."),
+            "Without warm-up, the allocator asks the driver for memory {asked} times during the timed steps; after a "
+            "warm-up step, " + tell(not later["device_allocations"].max(), "never.", "up to {later:whole} times."),
             tell(
                 bool(asked) if len(slower) else None,
                 "Other likely causes, not timed separately: CUDA loads each kernel's module at its first launch, and "

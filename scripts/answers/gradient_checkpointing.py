@@ -67,12 +67,13 @@ def strategy(by_segment: DataFrame) -> Answer:
     return Answer(
         asked="(a) Strategy with the least memory",
         verdict="Keep only the first block's input: O(1) memory in depth, but N(N + 1)/2 forward passes of blocks.",
-        more="Nested halves need O(log N) memory and O(N log N) passes; one level needs O(√N) and 2 N.",
+        more="Nested halves need O(log N) memory and O(N log N) passes; one level of checkpoints needs "
+        "O(√N) memory and 2 N passes.",
         evidence=Captioned(
             strategies_table(layers, blocks),
             say(
-                "Strategies by closed form: memory and forward passes of blocks in a step, kept inputs and fully saved "
-                "blocks at the peak.",
+                "Strategies by closed form. Inputs: blocks of which only the input is in memory at the peak; passes: "
+                "forward passes of blocks in a step.",
                 "Last, the activations' memory by attention: {row[label]}, context {row[context]}, {row[precision]}.",
                 row=first(by_segment),
             ),

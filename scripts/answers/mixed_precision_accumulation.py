@@ -41,7 +41,7 @@ def answers(tables: Tables) -> Answers:
                 "{mixed[relative_error]:percent} in fp32."
             ),
             more=facts.say(
-                "With fp32 addends it is off by {full[relative_error]:percent}.",
+                "Entirely in fp32 the sum is off by {full[relative_error]:percent}.",
                 "Entirely in bf16 the sum ends at {bf16[sum]:sig}.",
             ),
             evidence=Captioned(

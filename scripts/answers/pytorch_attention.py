@@ -36,12 +36,11 @@ def times(table: DataFrame, cells: DataFrame) -> Answer:
     return Answer(
         asked="Times and limits",
         verdict=facts.say("Plain attention runs out of memory first at {lost[sequence]} tokens, d = {lost[d]}.")
-        or facts.say("Plain attention fits into memory up to {cell[sequence]} tokens, the longest measured."),
+        or facts.say("Plain attention fits into memory at every measured length, up to {cell[sequence]} tokens."),
         more=facts.say(
-            "{where}, forward takes {forward:span ms} and backward {backward:span ms} (d = {d}).",
+            "At {cell[sequence]} tokens, forward takes {forward:span ms} and backward {backward:span ms} (d = {d}).",
             "Doubling the tokens takes {growth:times} the time (d = {cell[d]}).",
             "Up to {most:whole} tokens {which} host-bound.",
-            where="There" if lost is None else facts.say("At {cell[sequence]} tokens"),
             growth=growth(cells),
             most=most,
             which="most cells are" if not short.all() else "all cells are" if len(short) > 1 else "the passes are",
@@ -82,7 +81,7 @@ def memory(table: DataFrame, cells: DataFrame) -> Answer:
             share=FP32_BYTES * batch * sequence**2 / MIB / expected,
         ),
         more=facts.say(
-            "Of {measured[kept]:gib} in use (d = {d}), the closed form explains {expected:gib}.",
+            "Before the backward pass {measured[kept]:gib} are in use (d = {d}).",
             "At {end[sequence]} tokens {end[kept] / before[kept]:times} as much is in use as at {before[sequence]}.",
             "FlashAttention never stores the scores.",
         ),
@@ -91,7 +90,7 @@ def memory(table: DataFrame, cells: DataFrame) -> Answer:
             f"Memory of plain attention at sequence {sequence}, d = {d}, fp32: number of live tensors of each kind.",
         ),
         reason=say(
-            "{constant:MiB} more are in use at every size: likely cuBLAS’s workspaces.",
+            "The constant, {constant:MiB}, is in use at every size: likely cuBLAS’s workspaces.",
             constant=constant if constant > 0 else None,
         ),
     )

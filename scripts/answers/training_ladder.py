@@ -138,7 +138,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, extremes: list[DataFrame], miss
         )
         or facts.say("One {machine} trains {best[label]} at {best[tokens]:whole} tokens/s: {best[step]:ms} per step."),
         more=facts.say(
-            "A step has {best[batch_size]} × {best[context]} tokens; it is {begin[step] / best[step]:times} as fast as "
+            "This step ({best[batch_size]} × {best[context]} tokens) is {begin[step] / best[step]:times} as fast as "
             f"the first version{' that fits' if lost else ''} (_{{begin[title]}}_).",
         ),
         reason=facts.say(

@@ -71,15 +71,14 @@ def limits(end_to_end: DataFrame, profile: Answers) -> Typst:
     sentences = []
     for precision, rows in steps.groupby("precision", sort=False):
         late = list(rows.loc[rows["host_bound"].astype(bool), "label"])
-        where = "" if len(late) == len(rows) else say(" with {late:listing}", late=late)
+        where = say(" with {late:listing}", late=late) if len(late) < len(rows) else NOTHING
         sentences += [
             say(
                 "In {precision}, {who} busy for {busy} of the time"
-                + (";{where} it waits for the host to launch kernels." if late else "."),
-                "They reach {reached:span percent} of its peak rate.",
+                + (f";{where} it waits for the host to launch kernels." if late else "."),
+                "They reach {reached:span percent} of the peak rate (MFU).",
                 precision=precision,
                 who=who,
-                where=where,
                 busy=Typst(
                     " to ".join(dict.fromkeys(with_unit(100 * end, "%") for end in least_and_most(rows["busy"])))
                 ),

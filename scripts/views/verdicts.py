@@ -15,11 +15,12 @@ HOST_BOUND, TOO_FEW = "host-bound", "too few steps"
 LEAST = 1.005
 """The smallest ratio that two decimals show; smaller gains are in percent."""
 RULE = say(
-    "A program is called faster if its step is the shorter one in more than {won:percent} of the pairs of steps of the "
-    "same round, and if equal programs would reach as many in fewer than 1 of {odds:whole} comparisons; otherwise the "
-    "two are on par. Steps that are host-bound, or too few to decide, are not compared.",
+    "Two programs are compared by all pairs of their steps; if they took turns, by the pairs within a round. A program "
+    "is called faster if it wins more than {won:percent} of the pairs and the result is significant at the "
+    "{chance:percent} level; otherwise the two are on par. Steps that are host-bound, or too few to decide, are not "
+    "compared.",
     won=WON,
-    odds=1 / CHANCE,
+    chance=CHANCE,
 )
 """The rule in a sentence."""
 

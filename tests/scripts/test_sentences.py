@@ -28,6 +28,10 @@ def test_who_is_faster_is_named_first(sentences):
     assert not [each for each in sentences if re.search(r"\b(0\.\d+|1\.00)× as fast", each)]
 
 
+def test_no_paragraph_of_the_first_page_begins_with_a_pronoun(sentences):
+    assert not [each for each in sentences if re.match(r"#paragraph\[[^]]*\]\[(They|It|Its)\b", each)]
+
+
 def test_no_time_or_memory_is_negative(sentences):
     assert not [each for each in sentences if re.search(rf"(?<![\w.])-\d[\d.]*{NARROW}", each)]
 

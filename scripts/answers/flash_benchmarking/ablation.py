@@ -50,7 +50,6 @@ def ablation(table: DataFrame, ours: str) -> Answer:
             else "",
             "Each decision is reverted alone, with the tiles that were chosen with it. If these tiles no longer suit, "
             "the ratio can be far larger than in kernels tuned without the decision.",
-            "Single samples are not quoted." if rows.loc[rows["n"] == 1, "worth"].notna().any() else "",
         ),
     )
 

@@ -82,12 +82,6 @@ def in_the_model(table: DataFrame) -> Answer:
             "–: host-bound, too "
             "few steps, or not measured.",
         ),
-        reason=say(
-            "The device works for {model[device_busy]:ms} with our attention and for {model[device_busy sdpa]:ms} with "
-            "SDPA ({name}).",
-            model=model,
-            name=model["label"] + model["how"],
-        ),
     )
 
 

@@ -66,9 +66,9 @@ def leaderboard(table: DataFrame, cells: DataFrame, ablations: DataFrame) -> Ans
             legend=MARKS,
         ),
         reason=facts.say(
-            "Ours and the record are by the handout’s protocol: the mean over about {rep} s of calls after {warmup} "
-            "s of warm-up, with accumulating gradients. The table's other columns are medians of calls on an idle, "
-            "cooled GPU.",
+            "Our time and the record follow the handout’s protocol: the mean over about {rep} s of calls after "
+            "{warmup} s of warm-up, with accumulating gradients. The table's other columns are medians of calls on an "
+            "idle, cooled GPU.",
             by_triton(rows, ablations),
             rep=HANDOUT_REP // 1000,
             warmup=HANDOUT_WARMUP // 1000,
@@ -140,8 +140,8 @@ def by_triton(rows: DataFrame, ablations: DataFrame) -> Typst:
     return say(
         "Our kernels are in Gluon, Triton’s own lower-level language; the leaderboard asks for Triton.",
         "The plain Triton kernels, each pass timed separately, take {forward[median]:ms} forward and "
-        "{ones[median]:ms} backward, from a sum's gradients (all ones) as in this table.",
-        "Backward from random gradients, as in the table of design decisions, takes {random[median]:ms}.",
+        "{ones[median]:ms} backward, with all-ones output gradients, as in this table.",
+        "With random gradients, as in the table of design decisions, backward takes {random[median]:ms}.",
         forward=one(usual, metric="forward"),
         ones=one(usual, metric="backward_of_sum"),
         random=one(usual, metric="backward"),

@@ -97,7 +97,7 @@ def peaks(table: DataFrame, plain: DataFrame) -> Answer:
             "At {lost:listing} it runs out of memory.",
             *(
                 say(
-                    "With our FlashAttention it fits at {row[context]} in {row[precision]}: {row[mean] / gib:GiB}.",
+                    "With our FlashAttention, context {row[context]} fits in {row[precision]} ({row[mean] / gib:GiB}).",
                     row=row,
                     gib=GIB,
                 )
@@ -148,8 +148,8 @@ def autocast(plain: DataFrame, context: int) -> Answer:
             size=abs(peak["bf16"] - peak["fp32"])["train_step", context] / GIB,
         ),
         more=facts.say(
-            "It holds bf16 copies of the weights ({copies:GiB}); saved activations take {share:percent} of their "
-            "memory in fp32.",
+            "It holds bf16 copies of the weights ({copies:GiB}); saved activations take {share:percent} of the memory "
+            "that they take in fp32.",
             "The peak rises in {rises} of {cells}.",
             share=ratio(low[of.ACTIVATIONS], full[of.ACTIVATIONS]),
         ),

@@ -65,8 +65,8 @@ def block(table: DataFrame) -> dict[str, Answer]:
             ),
             more=facts.say("{full[weights]:MiB} for the weights, {full[input]:MiB} for the block's input."),
             reason=facts.say(
-                "Expected: 4 bytes per weight, and batch × context × d_model × 4 for the input, "
-                "{full[expected]:MiB} together, in both precisions; it holds in {held} of {cells}.",
+                "Expected, in both precisions: 4 bytes per weight, and batch × context × d_model × 4 bytes for the "
+                "input ({full[expected]:MiB} together at context {context}). {held} of {cells} agree.",
                 held=int(exact.sum()),
                 cells=count(len(exact), "cell"),
             ),

@@ -128,7 +128,7 @@ def training(close: DataFrame, plain: DataFrame, unit: str) -> Answer:
             ],
         ),
         more=facts.say(
-            "AdamW takes {gained:listing} of the training step's {unit} time (context {context}).",
+            "Of the training step's {unit} time, AdamW takes {gained:listing} (context {context}).",
             gained=[say("{new[optimizer]:percent} in {name}", new=new, name=name) for name, (_, new) in whole.items()],
         ),
         evidence="kernel_shares",

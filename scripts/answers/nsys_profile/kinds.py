@@ -93,9 +93,8 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
         more=say(
             "{row[label]}, {row[precision]}: {row[shown forward]}, {row[calls forward]:whole} calls, "
             "{row[share forward]:percent} of the time.",
-            f"Over both passes the same {unit} leads in every cell."
-            if same == len(trained)
-            else f"Over both passes the same {unit} leads in {{same}} of {{cells}}.",
+            f"Over forward and backward together, the forward pass's top {unit} still leads in "
+            + ("every cell." if same == len(trained) else "{same} of {cells}."),
             row=last(select(lines, size=close["size"].iloc[0])),
             same=same or "none",
             cells=count(len(trained), "cell") if len(trained) else None,
@@ -126,7 +125,7 @@ def others(close: DataFrame, unit: str) -> Answer:
     return Answer(
         asked=asked,
         verdict=say(
-            "Non-matmul {unit}s take {lost:listing} of the {unit} time of inference ({label}).",
+            "Of inference's {unit} time, non-matmul {unit}s take {lost:listing} ({label}).",
             unit=unit,
             lost=[say("{rest:percent} in {name}", rest=1 - part["matmul"], name=name) for name, part in parts.items()],
             label=close["label"].iloc[0],
@@ -144,15 +143,15 @@ def others(close: DataFrame, unit: str) -> Answer:
 
 def limits(roof: DataFrame) -> Typst:
     """The limits of a block's kernels, by the roofline."""
-    sentences = [say("The roofs are drawn in @fig-roofline.")]
+    sentences = []
     for precision in PRECISIONS:
         own = select(roof, precision=precision)
         fast, moved = select(own, memory=False), select(own, memory=True)["of_bandwidth"]
         sentences += [
             say(
-                "In {precision}, {fast:listing} reach {rates:span percent} of the peak rate. For the others drawn, "
-                "memory bandwidth is the roof; they move their bytes at {moved:span percent} of it"
-                + (", some likely from L2." if moved.max() > COPIED else "."),
+                "In {precision}, {fast:listing} reach {rates:span percent} of the peak rate. For the other kernels "
+                "drawn, the roof is the memory bandwidth, of which they reach {moved:span percent}"
+                + ("; some of their bytes likely come from L2." if moved.max() > COPIED else "."),
                 precision=precision,
                 fast=list(fast["kind"]),
                 rates=least_and_most(fast["of_peak"]),
@@ -224,24 +223,25 @@ def softmax(here: DataFrame, close: DataFrame) -> Answer:
             "everything in its range, and the two matmuls. FLOPs: 5 per score for the softmax, 4 d for the matmuls, "
             "with heads of width d.",
         ),
-        reason=softmax_reason(block_kernels(close)),
+        reason=softmax_reason(block_kernels(close), close["label"].iloc[0]),
         missing="Not measured: attention's ranges were not profiled.",
     )
 
 
-def softmax_reason(roof: DataFrame) -> Typst:
+def softmax_reason(roof: DataFrame, label: str) -> Typst:
     """Why the softmax takes so long, by the roofline."""
     low, full = (one(roof, precision=name, kind="attention matmuls") for name in ("bf16", "fp32"))
     alone = one(roof, precision="bf16", kind="softmax")
     if low is None or full is None or alone is None:
         return say("The softmax reads and writes every score for only five operations.")
     return say(
-        "The softmax reads and writes every score in fp32 for only five operations, at {alone[of_bandwidth]:percent} "
-        "of the memory bandwidth: it is memory-bound, so the precision hardly matters.",
+        "The softmax reads and writes every score in fp32 for only five operations. For {label} it does so at "
+        "{alone[of_bandwidth]:percent} of the memory bandwidth: it is memory-bound, so the precision hardly matters.",
         "The matmuls reach {full[of_peak]:percent} of the peak rate in fp32. In bf16 they are "
         "{full[seconds] / low[seconds]:times} as fast and also memory-bound ({low[of_bandwidth]:percent} of the "
         "bandwidth): with heads this narrow they do only {low[intensity]:sig} FLOPs per byte.",
         full=full,
         low=low,
         alone=alone,
+        label=label,
     )
