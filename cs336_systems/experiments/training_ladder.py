@@ -65,7 +65,7 @@ _MASTERS = replace(_ATTENTION, name="masters", title="bf16 weights, fp32 masters
 _COMPILED = replace(_MASTERS, name="compiled", title="blocks compiled", passes="compiled")
 _FUSED = replace(_MASTERS, name="fused", title="fused passes and loss", passes="fused")
 _GRAPH = replace(_FUSED, name="graph", title="CUDA graph", graph=True)
-TOP = replace(_GRAPH, name="overlap", title="update under backward", overlap=True)
+TOP = replace(_GRAPH, name="overlap", title="update during backward", overlap=True)
 """The last rung, with everything that is exact."""
 LADDER = (FIRST, _AUTOCAST, _ATTENTION, _MASTERS, _COMPILED, _FUSED, _GRAPH, TOP)
 """The rungs in order: each adds to the previous one; fused passes replace the compiler."""

@@ -96,13 +96,16 @@ def sharded() -> Answer:
         [words, formula, *(str(count) if count else "none" for count in counts)]
         for (words, formula), *counts in zip(readings(1), *fewest, strict=True)
     ]
-    head = ["reading", "bytes per device", *(f"{tokens} tokens" for tokens in BATCHES)]
+    head = ["assumption", "bytes per device", *(f"{tokens} tokens" for tokens in BATCHES)]
     groups = [("", 2), ("least N", len(BATCHES))]
     alone = XXL.least_devices(TPU_V5P.memory)
     facts = Facts(memory=TPU_V5P.memory / GB, least=fewest[1][0], tokens=BATCHES[1], alone=alone)
     return Answer(
         "(b) Sharded",
-        facts.say('$N > (16 P + A \\/ 2) \\/ ({memory:whole} "GB" - A \\/ 2)$: {least} devices with {tokens} tokens.'),
+        facts.say(
+            "{least} devices with {tokens} tokens: $N > (16 P + A \\/ 2) \\/ "
+            '({memory:whole} "GB" - A \\/ 2)$, activations $A$.'
+        ),
         facts.say(
             "The state alone needs {alone}; from {most} tokens on, no number of devices is enough.",
             most=math.ceil(TPU_V5P.memory / (XXL.saved_bytes / 2)),
@@ -131,12 +134,12 @@ def batch() -> Answer:
         [name, form, f"{batch:.1f}", f"{batch / least:.2f}×", overall(batch, *ranks)]
         for name, form, batch, *ranks in rows
     ]
-    head = ["reading", "tokens per device", "", "against the first", "overall"]
+    head = ["interpretation", "tokens per device", "", "against the first", "overall"]
     facts = Facts(each=math.ceil(least), all=overall(least), each_in_turn=math.ceil(in_turn), in_turn=overall(in_turn))
     return Answer(
         "(c) Compute-bound",
-        facts.say("From {each} tokens per device on, $alpha \\/ (Y M_X)$ rounded up: {all} in total."),
-        facts.say("If the two collectives take turns: {each_in_turn} and {in_turn}."),
+        facts.say("The forward pass is compute-bound from {each} tokens per device on, {all} in total."),
+        facts.say("If the two collectives run in turn, from {each_in_turn} and {in_turn}."),
         evidence=closed_forms(head, body, "The smallest compute-bound batch in tokens, under several interpretations."),
     )
 

@@ -90,7 +90,8 @@ def weak_scaling(wrappers: DataFrame, best: Series | None, why: str) -> Answer:
         missing=why,
         verdict=facts.say("Weak scaling of {best[label]} reaches {cells:listing} {noun} with {wrapper}."),
         more=facts.say(
-            "Measured against the same step without communication ({setting}); PyTorch's DDP reaches {others:listing}."
+            "PyTorch's DDP reaches {others:listing}.",
+            "The baseline is the same step without communication ({setting}).",
         ),
         evidence=["weak_scaling"] if best["gpu"] else [],
         details=[] if best["gpu"] else ["weak_scaling"],
@@ -110,7 +111,9 @@ def advice(ladder: DataFrame, best: Series | None, theirs: Series | None) -> Ans
         missing="Cannot be decided: no "
         + ("device-bound training step was measured." if measured_gpu({"": ladder}) else "GPU was measured."),
         verdict=facts.say(
-            "On several GPUs, use _{wrapper}_ data parallelism in {best[precision]}" + graph + " ({best[label]})."
+            "On several GPUs, use the wrapper _{wrapper}_ in {best[precision]}"
+            + graph
+            + " (measured on {best[label]})."
         )
         or alone.say("Start with {must:listing}: without them, {label} does not fit.")
         or alone.say("Start with {most:listing}: nothing else shortens {label}'s step as much."),

@@ -13,8 +13,8 @@ from scripts.views.verdicts import LEAST, against
 
 MODEL: Columns = {
     "": "{cell}",
-    "by the model": {"size": "{size:sig}", "left": "{left:cut}"},
-    "as measured": {"size": "{bucket_mb}", "exposed": "{exposed:cut}", "stretched": "{stretched:cut}"},
+    "by the model": {"size / MB": "{size:sig}", "exposed / ms": "{left:cut}"},
+    "as measured": {"size / MB": "{bucket_mb}", "exposed / ms": "{exposed:cut}", "stretched / ms": "{stretched:cut}"},
 }
 
 
@@ -74,8 +74,7 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
                 holds[0],
                 "As expected, an intermediate size is best: {best[bucket_mb]} MB, {best[median]:ms}"
                 if all(holds)
-                else "An intermediate size is best in {confirmed} of {settings} settings, as {best[bucket_mb]} MB, "
-                "{best[median]:ms}",
+                else "An intermediate size, {best[bucket_mb]} MB, is best with {best[median]:ms}",
                 "Unexpectedly, an extreme size is best: {best[bucket_mb]} MB, {best[median]:ms}",
                 "The size hardly matters: steps are within {apart:percent}"
                 if apart < LEAST
@@ -85,16 +84,18 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
         ),
         more=facts.say(
             "Steps with {sizes:listing} MB take {steps:listing} ms.",
-            "An intermediate size was expected in all settings." if holds[0] and not all(holds) else "",
+            "An intermediate size is best in {confirmed} of {settings} settings; it was expected in all."
+            if holds[0] and not all(holds)
+            else "",
         ),
         evidence="ddp_bucket_sizes" if any(sizes["exposed"].notna().any() for sizes in swept) else (),
         reason=facts.say(
             "Best in other settings: {others:listing}.",
             same_calls(asked),
-            "The number of calls explains little ({slowed[cell]}): at {best[bucket_mb]} MB {slowed[exposed]:ms} are "
-            "exposed, and in the profiled step compute takes {slowed[stretched]:ms} longer.",
-            "Buckets of several gradients are copies: {large[bucket_mb]} MB buckets take "
-            "{large[peak_memory] - small[peak_memory]:gib} more memory than {small[bucket_mb]} MB.",
+            "At {best[bucket_mb]} MB {slowed[exposed]:ms} are exposed ({slowed[cell]}); most of it is slower compute, "
+            "{slowed[stretched]:ms} in the profiled step.",
+            "Gradients are copied into buckets that hold several: {large[bucket_mb]} MB buckets take "
+            "{large[peak_memory] - small[peak_memory]:gib} more memory than {small[bucket_mb]} MB buckets.",
             *(duel.speed.sentence("bucketed at its best", "overlapped", f"({duel.cell})") for duel in over[:1]),
             elsewhere(over),
         ),
@@ -134,18 +135,16 @@ def model(all_reduce: DataFrame, rows: DataFrame) -> Answer:
     facts = Facts(asked=asked, slowed=asked if asked and asked["stretched"] > 0 else None)
     return Answer(
         asked="(b) Model",
-        verdict=facts.say(
-            "The model's best buckets, {asked[size]:MB}, leave {asked[left]:ms} after backward ({asked[cell]})."
-        )
+        verdict=facts.say("By the model, {asked[size]:MB} is best, with {asked[left]:ms} exposed ({asked[cell]}).")
         or say("By the model the best buckets have √(s·w·o) bytes: gradients s, bandwidth w, call overhead o."),
-        more="They leave 2√(s·o/w) seconds after the backward pass."
+        more="Then 2√(s·o/w) seconds of communication are exposed."
         if asked is None
         else facts.say("The shortest measured step, with {asked[bucket_mb]} MB, has {asked[exposed]:ms} exposed."),
         evidence=Captioned(
             grid(DataFrame(lines), MODEL),
-            "The model's best bucket size and what it leaves after the backward pass, next to the size with the "
-            "shortest measured step, MB and ms.",
-            legend={"stretched": "Stretched: compute beyond the baseline's in the profiled step"},
+            "The model's best bucket size and its exposed communication, next to the size with the shortest measured "
+            "step.",
+            legend={"stretched / ms": "Stretched: compute beyond the baseline's in the profiled step"},
         ),
         reason=facts.say(
             "Here s = {asked[communicated]:size}; the line through the all-reduces of {asked[processes]} processes "

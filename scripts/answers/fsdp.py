@@ -11,7 +11,7 @@ from scripts.rendering.grid import Columns
 from scripts.rendering.markup import Tile, escape, times
 from scripts.views.closed_forms import sized
 from scripts.views.comparison import Duel, contenders, device_bound, duels, fastest, first_cell, yours
-from scripts.views.comparison_tables import MEMORY, STARS, STEP, contender_table, missing, setting
+from scripts.views.comparison_tables import MEMORY, STARS, STEP, contender_table, estimated, missing, setting
 from scripts.views.data import first, select, size_order
 from scripts.views.data_parallel import elsewhere, why_untold
 from scripts.views.fsdp import OURS, PYTORCH, whole_weights
@@ -77,7 +77,7 @@ def pytorch(table: DataFrame, rows: DataFrame, comparisons: list[Duel]) -> Answe
     if not comparisons:
         return Answer("Against fully_shard", missing=why_untold(table, rows))
     asked = comparisons[0]
-    facts = Facts(own=asked.first, theirs=asked.other, row=first(rows), ahead=AHEAD)
+    facts = Facts(own=asked.first, theirs=asked.other, row=first(rows))
     cells = [duel.cell for duel in comparisons]
     outside = "With memory outside the allocator it" if asked.first["outside_memory"] > 0 else "It"
     return Answer(
@@ -85,6 +85,7 @@ def pytorch(table: DataFrame, rows: DataFrame, comparisons: list[Duel]) -> Answe
         verdict=asked.speed.sentence("FSDP (ours)", theirs(asked.other), f"({asked.cell})"),
         more=facts.say(
             f"{outside} peaks at {{own[memory]:gib}}, theirs at {{theirs[memory]:gib}}.",
+            elsewhere(comparisons, ", against the faster fully_shard"),
             yours(select(rows, cell=asked.cell), {"FSDP (ours)": OURS}),
         ),
         evidence=Captioned(
@@ -96,11 +97,10 @@ def pytorch(table: DataFrame, rows: DataFrame, comparisons: list[Duel]) -> Answe
             },
         ),
         reason=facts.say(
-            elsewhere(comparisons, " against the faster fully_shard"),
-            "Ours gathers up to {ahead} units ahead; fully_shard uses its default prefetching"
+            "`fully_shard` uses its default prefetching"
             + tell(
                 TUNED in set(rows["contender"]),
-                ", or, _tuned_, prefetches two blocks in both passes"
+                "; _tuned_, it prefetches two blocks in both passes"
                 + (" and has its buffers in NCCL's memory." if asked.first["gpu"] else "."),
                 ".",
             ),
@@ -117,7 +117,7 @@ def whole(table: DataFrame, rows: DataFrame) -> Answer:
     comparisons = duels(rows, OURS, [WHOLE])
     if not comparisons:
         lost = first(table[(table["wrapper"] == WHOLE) & (table["status"] == "skipped")])
-        why = "" if lost is None else f"Data parallelism was not measured: {lost['message']}."
+        why = "" if lost is None else f"Data parallelism was not measured: {estimated(lost['message'])}."
         return Answer("Against unsharded weights", missing=why or why_untold(table, rows))
     own, other, gain = comparisons[0].first, comparisons[0].other, comparisons[0].speed
     state, plain = (first(select(rows, cell=own["cell"], contender=name)) for name in (SHARDED_STATE, BASELINE))
@@ -150,8 +150,6 @@ def largest(table: DataFrame, rows: DataFrame) -> Answer:
     if own is None:
         none = "Not measured: only one model size was trained."
         return Answer("A larger model", missing=none if len(rows) else missing(table))
-    alone = not trained["contender"].isin(UNSHARDED).any()
-    only = " No measured configuration trains it with unsharded weights." if alone else ""
     facts = Facts(
         own=own,
         setting=own["cell"].removeprefix(f"{own['label']}, "),
@@ -164,5 +162,5 @@ def largest(table: DataFrame, rows: DataFrame) -> Answer:
             "{own[label]} trains with sharded weights: {own[median]:ms} per step, {own[memory]:gib} per rank "
             "({setting})."
         ),
-        more=facts.say("Its weights, gradients and moments take {state:GiB}, and one GPU has {device:GiB}." + only),
+        more=facts.say("Its weights, gradients and moments take {state:GiB}, and one GPU has {device:GiB}."),
     )

@@ -2,14 +2,17 @@
 measured.
 """
 
+import math
+
 from numpy import nan
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.peak_memory import peak
-from cs336_systems.accounting.units import MIB
+from cs336_systems.accounting.units import BYTES, MIB
 from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.limits import AHEAD
+from cs336_systems.measure.gpus import gpu_of
 from scripts.rendering.answer import NOTHING, Answer, Answers, Captioned, Facts, Tables, say, tell
 from scripts.rendering.grid import Columns
 from scripts.views.closed_forms import contender_step
@@ -128,10 +131,22 @@ def in_time(table: DataFrame, rows: DataFrame) -> Answer:
         reason=say(
             "The first weights always come late, since no compute runs before them." if len(late) else "",
             "In other settings the pass waits for {others:listing}.",
+            "With the data sheet's $C$ and $W$ the condition above holds from {enough} tokens per GPU on; here there "
+            "are {tokens}.",
             NOTHING if own is None else against_baseline(own, own["title"]),
             others=others,
+            enough=None if own is None else least_tokens(own),
+            tokens=None if own is None else int(own["batch_size"] * own["context"]),
         ),
     )
+
+
+def least_tokens(row: Series) -> int | None:
+    """The fewest tokens of a rank whose compute at peak rate takes as long as gathering its weights over a link."""
+    gpu, ranks = gpu_of(row["gpu"]), row["processes"]
+    if gpu is None or gpu.link is None:
+        return None
+    return math.ceil(BYTES[row["precision"]] / 2 * (1 - 1 / ranks) * gpu.flops(row["precision"]) / gpu.link)
 
 
 def not_profiled(table: DataFrame, rows: DataFrame) -> str:

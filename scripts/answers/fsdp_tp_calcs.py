@@ -25,7 +25,7 @@ STRATEGIES = [
 the example."""
 
 answers = limits(
-    "With overlap, the limits multiply: $N <= (1 + a)(1 + c)$, {at_once} devices in the example.",
+    "With overlap, the limits multiply: $N <= (1 + B W\\/C)(1 + 3 F W\\/(2 C))$, {at_once} in the example.",
     "FLOPs are $6 B D F\\/N$, seconds of communication $max {{6 D F (X-1), 4 B D (Y-1)}}\\/(N W)$. Without "
     "overlap, the limit is {in_turn} ($X={x:sig}$, $Y={y:sig}$).",
     closed_forms(

@@ -7,6 +7,7 @@ from typing import Any
 from pandas import DataFrame, Series
 
 from cs336_systems.experiments.training_ladder import FIRST, FP8, RUNGS, TOP
+from cs336_systems.record.measurement import parse_samples
 from cs336_systems.sizes import parse_size, size_name
 from scripts.rendering.answer import (
     NOT_HERE,
@@ -143,7 +144,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, extremes: list[DataFrame], miss
         ),
         reason=facts.say(
             "The step is timed in steady state, at {watts:whole} W.",
-            "The first steps take {first}.",
+            "The first steps after warm-up, before the steady state, take {first}.",
             "These are the first {cool:whole} steps, on a cool GPU; at the power limit later steps are slower.",
             "Timed alone in the same job (@fig-ladder), the parts of a bf16 step take {parts[floor]:ms}: matmuls "
             "{parts[matmuls]:ms}, attention {parts[attention]:ms}, the update {parts[update]:ms}, and norms and the "
@@ -196,9 +197,9 @@ def sizes(rungs: DataFrame, extremes: list[DataFrame]) -> Answer:
         evidence=Captioned(
             grid(best, SIZES, text_columns=3),
             "The rung with the shortest median step"
-            + (f" of each model and batch ({alone} have only one rung)" if not single else "")
-            + ", and the sum of what the parts of a bf16 step take alone, with 20th and 80th percentiles (the parts', "
-            "summed). MFU: share of the bf16 peak; mJ per token by the driver's counter"
+            + ("" if single else f" of each model and batch ({alone} of {len(best)} have one rung only)")
+            + ", and the sum of a bf16 step's parts, timed alone. The sum's p20–p80 adds up the parts' percentiles. MFU: "
+            "share of the bf16 peak; mJ per token by the driver's counter"
             + ("." if best["first_steps"].notna().any() else ", in a longer run, whose steps may be slower."),
         ),
         reason=facts.say(
@@ -350,6 +351,8 @@ def learning(table: DataFrame) -> Answer:
     alike = None
     if exact is not None and len(others):
         alike = bool(((others["loss"] - exact["loss"]).abs() <= SCATTER * exact["std"]).all())
+    seeds = [] if exact is None else parse_samples(exact["samples"])
+    same = fixed_point(seeds[0], 3, missing="") if seeds else None
     facts = Facts(exact=exact, rungs=len(others), scatter=SCATTER, errors=least_and_most(others["error"]))
     return Answer(
         asked="Does it learn",
@@ -368,10 +371,12 @@ def learning(table: DataFrame) -> Answer:
             ),
         ),
         reason=facts.say(
-            "A small model learns a Markov chain, in fp32 from {exact[n]:whole} seeds, otherwise from the first. ± is "
-            "one standard deviation; the spread is {scatter} of them.",
+            "A small model learns a Markov chain: in fp32 from {exact[n]:whole} seeds, on each other rung from the "
+            "first only; from this one fp32 ends at {same}.",
+            "± is one standard deviation; the spread is {scatter} of them.",
             "The first step's gradients differ from fp32's by {errors:span percent}.",
             "FP8 ends at {loss} nat, and its first gradients differ by {fp8[error]:percent}.",
+            same=same,
             fp8=fp8,
             loss="" if fp8 is None else f"{fp8['loss']:.3f}",
         ),

@@ -107,13 +107,13 @@ def measured(tables: Tables, parts: DataFrame) -> Answer:
         evidence=Captioned(
             grid(parts, MEASURED),
             f"Measured parts of the step, medians of {n:.0f} steps. Passes: forward and backward, whose gradients are "
-            "dropped. Planned: the peak by closed form, by which the blocks to recompute were chosen. Cold start: from "
+            "dropped. Planned: the closed-form peak, used to choose how many blocks to recompute. Cold start: from "
             "the start of the process to the end of its first step. GB are 10⁹ bytes.",
         ),
         reason=say(
             "Each GPU has a sequence and all bf16 weights; fp32 masters and moments are sharded. Blocks run fused "
-            "passes (@sec-training_ladder) and our attention, and weights are updated under the backward pass, without "
-            "torch.compile and without a CUDA graph."
+            "passes (@sec-training_ladder) and our attention. Weights are updated during the backward pass. Neither "
+            "torch.compile nor a CUDA graph is used."
             if first.name == "step"
             else "",
             utilization(first, gpu),

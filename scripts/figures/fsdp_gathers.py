@@ -39,7 +39,7 @@ def draw(measured: DataFrame) -> Figure:
         lead.yaxis.set_major_formatter("{x:g}")
         lead.tick_params(labelbottom=False)
         wait.set_ylim(bottom=0)
-        wait.set_xlabel("unit (0: embedding)")
+        wait.set_xlabel("block")
     above[0].set_ylabel("weights ready\nbefore needed / ms")
     below[0].set_ylabel("pause / ms")
     legend(panels, ncols=3)

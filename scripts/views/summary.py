@@ -34,9 +34,9 @@ VERSIONS = {
     "seed": "seed",
 }
 IN_FULL = {
-    r"each process needs .* GB of memory, and .* GB are free.*": "a process needs more memory than is free",
+    r"each process needs .* GB of memory, and .* GB are free.*": "a process would need more memory than is free",
     r"It does not fit: a rank needs .*": "a rank needs more memory than is free, less a reserve",
-    r"not a decision of this pass here|this pass does not use it here": "the pass does not make the reverted decision",
+    r"not a decision of this pass here|this pass does not use it here": "this pass does not make the reverted decision",
 }
 """Recorded messages whose numbers differ by cell, or that are unclear without their cell, in other words."""
 UNKNOWN = {"cores": "0", "gpu_count": "0"}

@@ -179,8 +179,8 @@ def wrapped_cell(table: DataFrame) -> DataFrame:
 
 
 def losses(table: DataFrame) -> DataFrame:
-    """One row per rung that has been trained: `rung`; its mean `loss`, `std` and `n`; the `error` of its gradients."""
+    """One row per trained rung: `rung`; its mean `loss`, `std`, `n` and `samples`; the `error` of its gradients."""
     rows = rows_of(table, "training", ["rung"])
     metrics = {"loss_after": "loss", "gradient_error": "error"}
-    trained = wide(rows, ["rung"], list(metrics), "loss_after", ["std", "n"], statistic="mean")
+    trained = wide(rows, ["rung"], list(metrics), "loss_after", ["std", "n", "samples"], statistic="mean")
     return trained.rename(columns=metrics).reset_index()
