@@ -70,12 +70,12 @@ def costliest(rows: DataFrame) -> Typst:
         return NOTHING
     if worth.size().max() < ENOUGH:
         worst = rows.loc[worth.idxmax()].sort_values("worth").iloc[-1]
-        words = "In {row[precision]}, _{costly}_ costs most: the {row[metric]} pass takes {row[worth]:times} the time."
+        words = "In {row[precision]}, the costliest reversal is _{costly}_: {row[worth]:times} the {row[metric]} time."
         return say(words, row=worst, costly=DECISIONS[worst["without"]])
     decision = worth.median().idxmax()
     aside = " (without single samples)." if ((rows["without"] == decision) & (rows["n"] <= 1)).any() else "."
     return say(
-        "In {name}, the costliest is _{costly}_: {gain:span times} the time" + aside,
+        "In {name}, the costliest reversal is _{costly}_: {gain:span times} the time" + aside,
         name=rows["precision"].iloc[0],
         costly=DECISIONS[str(decision)],
         gain=least_and_most(worth.get_group(decision)),

@@ -120,7 +120,7 @@ def training(close: DataFrame, plain: DataFrame, unit: str) -> Answer:
     return Answer(
         asked=ASKED["training"],
         verdict=facts.say(
-            "The matmuls' share {moves} {shares:listing} ({label}).",
+            "Matmuls' share of time {moves} {shares:listing} ({label}).",
             moves="falls" if all(new["matmul"] < old["matmul"] for old, new in whole.values()) else "goes",
             shares=[
                 say("from {old[matmul]:percent} to {new[matmul]:percent} in {name}", old=old, new=new, name=name)
