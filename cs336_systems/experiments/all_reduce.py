@@ -1,7 +1,7 @@
 """Parameters of the all-reduce experiment."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge
 
@@ -15,6 +15,7 @@ class AllReduce(Experiment):
     name: ClassVar[str] = "all_reduce"
     timed: ClassVar[str] = "time"
     settings: ClassVar[tuple[str, ...]] = ("warmup", "steps")
+    per_step: ClassVar[tuple[str, ...]] = ("time", "rank_spread", "algorithm_bandwidth", "bus_bandwidth")
 
     backend: Literal["gloo", "nccl"] = "gloo"
     """gloo reduces in host memory on any machine; nccl reduces between GPUs, one per process."""
@@ -26,8 +27,3 @@ class AllReduce(Experiment):
     """All-reduces run before timing begins."""
     steps: Positive = 20
     """All-reduces timed."""
-
-    @classmethod
-    def planned_samples(cls, cell: Any, metric: str) -> int | None:
-        """Each all-reduce is a sample."""
-        return None if metric not in cls.metrics or metric == "wrong_numbers" else cell.steps

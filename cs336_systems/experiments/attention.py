@@ -1,7 +1,7 @@
 """Parameters of the plain-attention experiment."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from cs336_systems.experiments.base import Experiment, NonNegative, Positive
 
@@ -13,6 +13,7 @@ class Attention(Experiment):
     name: ClassVar[str] = "attention"
     timed: ClassVar[str] = "forward"
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "precision", "warmup", "steps")
+    per_step: ClassVar[tuple[str, ...]] = ("forward", "backward")
     numeric_tests: ClassVar[tuple[str, ...]] = ("attention.test_attention",)
 
     sequence: Positive = 1024
@@ -29,8 +30,3 @@ class Attention(Experiment):
     """Forward and backward passes run before timing begins."""
     steps: Positive = 100
     """Forward and backward passes timed; the results of the last one are compared with attention in float64."""
-
-    @classmethod
-    def planned_samples(cls, cell: Any, metric: str) -> int | None:
-        """Each step is a sample."""
-        return cell.steps if metric in ("forward", "backward") else None

@@ -58,6 +58,8 @@ class Experiment(metaclass=type):  # noqa: UP050 (mypy takes no other class for 
     PyTorch."""
     tested_if: ClassVar[Mapping[str, str]] = {}
     """Numeric tests that only some cells need, and the parameter or property that is true for these cells."""
+    per_step: ClassVar[tuple[str, ...]] = ()
+    """Metrics that have a sample for each timed step."""
     added_later: ClassVar[Mapping[str, Any]] = {}
     """Parameters that earlier results lack, and the value that each had at that time."""
     processes: ClassVar[int] = 1
@@ -87,7 +89,7 @@ class Experiment(metaclass=type):  # noqa: UP050 (mypy takes no other class for 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:
         """The number of samples that a metric of a cell must have, or None if it is not planned."""
-        return None
+        return cell.steps if metric in cls.per_step else None
 
     @classmethod
     def rehearsal(cls, cell: Any) -> Any:
@@ -99,8 +101,8 @@ class Experiment(metaclass=type):  # noqa: UP050 (mypy takes no other class for 
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelExperiment(Experiment):
-    """Parameters of a cell that runs a whole language model."""
+class SequencesExperiment(Experiment):
+    """Parameters of a cell that runs a batch of sequences through a language model, or through one of its blocks."""
 
     size: Size = "small"
     """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or your own shape as
@@ -109,6 +111,12 @@ class ModelExperiment(Experiment):
     """Tokens per sequence."""
     batch_size: Positive = 4
     """Sequences per batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelExperiment(SequencesExperiment):
+    """Parameters of a cell that runs a whole language model."""
+
     vocab_size: Positive = 10_000
     """Rows of the embedding and of the output head."""
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -117,6 +125,17 @@ class ModelExperiment(Experiment):
     def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
         """Describe the step."""
         yield "", Setting.of(vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnyModelExperiment(ModelExperiment):
+    """Parameters of a cell that runs this project's model with any attention, or a user's model."""
+
+    attention: Literal["plain", "flash", "sdpa"] = "plain"
+    """plain materializes the score matrix; flash is this project's FlashAttention-2; sdpa is PyTorch's
+    scaled_dot_product_attention."""
+    model: ModelClass = "cs336_systems.model:TransformerLM"
+    """The model class, as package.module:Class; any class with TransformerLM's arguments works."""
 
 
 E = TypeVar("E", bound="Experiment")

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from cs336_systems.experiments.base import Experiment, Positive, Size
+from cs336_systems.experiments.base import SequencesExperiment
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockMemory(Experiment):
+class BlockMemory(SequencesExperiment):
     """Measure the tensors that one Transformer block saves for its backward pass, by operator, and its gradients."""
 
     name: ClassVar[str] = "block_memory"
@@ -15,13 +15,6 @@ class BlockMemory(Experiment):
     settings: ClassVar[tuple[str, ...]] = ("batch_size",)
     numeric_tests: ClassVar[tuple[str, ...]] = ("test_model",)
 
-    size: Size = "small"
-    """Model size of the block: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or your own shape as
-    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
-    context: Positive = 512
-    """Tokens per sequence."""
-    batch_size: Positive = 4
-    """Sequences per batch."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """fp32 with TF32 off, or bf16 autocast over fp32 weights."""
     attention: Literal["plain", "flash"] = "plain"

@@ -1,7 +1,7 @@
 """Parameters of the experiment on activation checkpointing."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from cs336_systems.experiments.base import ModelExperiment, NonNegative, Positive
 
@@ -13,6 +13,7 @@ class Checkpointing(ModelExperiment):
     name: ClassVar[str] = "checkpointing"
     timed: ClassVar[str] = "step"
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "warmup", "steps")
+    per_step: ClassVar[tuple[str, ...]] = ("forward", "backward", "optimizer", "step")
     numeric_tests: ClassVar[tuple[str, ...]] = ("test_model", "test_training_step", "test_checkpointing")
 
     precision: Literal["fp32", "bf16"] = "bf16"
@@ -24,8 +25,3 @@ class Checkpointing(ModelExperiment):
     """Steps run before timing begins."""
     steps: Positive = 3
     """Steps timed."""
-
-    @classmethod
-    def planned_samples(cls, cell: Any, metric: str) -> int | None:
-        """Each step is a sample."""
-        return cell.steps if metric in ("forward", "backward", "optimizer", "step") else None

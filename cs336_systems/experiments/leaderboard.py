@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
 from cs336_systems.accounting.leaderboard import FUSED
 from cs336_systems.accounting.peak_memory import with_fewest_recomputed
 from cs336_systems.accounting.setting import Setting
-from cs336_systems.experiments.base import Experiment, Positive, Size
+from cs336_systems.experiments.base import Positive, SequencesExperiment, Size
 
 AUTO = -1
 """The value that recomputes as few blocks as the device's memory allows."""
@@ -25,12 +25,13 @@ def usable(free: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Leaderboard(Experiment):
+class Leaderboard(SequencesExperiment):
     """Measure the leaderboard's training step, or one rank's part of it: bf16 weights, fp32 masters, exact AdamW."""
 
     name: ClassVar[str] = "leaderboard"
     timed: ClassVar[str] = "step"
     settings: ClassVar[tuple[str, ...]] = ("context", "batch_size", "vocab_size", "recomputed", "warmup", "steps")
+    per_step: ClassVar[tuple[str, ...]] = ("step", "forward_backward", "update")
     numeric_tests: ClassVar[tuple[str, ...]] = (
         "test_model",
         "parallel.test_update_in_backward",
@@ -44,10 +45,7 @@ class Leaderboard(Experiment):
     processes: Annotated[int, Ge(1), Le(2)] = 2  # type: ignore[misc]  # a class variable of experiments that do not vary it
     """Number of processes that measure together, one per GPU if there are GPUs; they communicate only in a step."""
     size: Size = "8B:d_model=4096,d_ff=11008,num_layers=34,num_heads=32"
-    """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or your own shape as
-    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
     context: Positive = 32_768
-    """Tokens per sequence."""
     batch_size: Positive = 1
     """Sequences per rank."""
     vocab_size: Positive = 151_936
@@ -74,8 +72,3 @@ class Leaderboard(Experiment):
     def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
         """Describe a rank's step."""
         yield "", self.setting()
-
-    @classmethod
-    def planned_samples(cls, cell: Any, metric: str) -> int | None:
-        """Each step is a sample."""
-        return cell.steps if metric in ("step", "forward_backward", "update") else None
