@@ -48,8 +48,7 @@ def measure(cell: TrainingLadder, device: torch.device) -> list[Measurement]:
         reference = cache(lambda: gradients(FIRST, cell, device))
         rows = [summarize("entropy", "nat", [chain_entropy()])]
         for rung in rungs:
-            learned = partial(measure_learning, rung, reference=reference)
-            rows += explained("loss_after", rung, learned, cell, device)
+            rows += explained("loss_after", rung, partial(measure_learning, rung, cell, device, reference))
             release(device)
         return rows
     alone = measure_parts_alone(cell, device) if cell.part == "steps" else []
@@ -75,7 +74,10 @@ def measure_group(rungs: Sequence[Rung], cell: TrainingLadder, device: torch.dev
     ready: dict[Rung, RungStep] = {}
     rows = []
     for rung in rungs:
-        rows += explained("step", rung, partial(set_up, rung, ready), cell, device)
+        set_up_rows = explained("step", rung, partial(set_up, rung, ready, cell, device))
+        if set_up_rows[0].status != "ok":
+            release(device)
+        rows += set_up_rows
     rounds = ROUNDS if len(rungs) > 1 else 1
     turns: dict[Rung, list[Turn]] = {rung: [] for rung in ready}
     for _ in range(rounds):
@@ -133,19 +135,9 @@ def summaries(step: RungStep, turns: Sequence[Turn], device: torch.device) -> It
     yield from (row for row in device_busy({"step": step}, device) if row.metric in TrainingLadder.metrics)
 
 
-def explained(
-    metric: str,
-    rung: Rung,
-    measure_rung: Callable[[TrainingLadder, torch.device], list[Measurement]],
-    cell: TrainingLadder,
-    device: torch.device,
-) -> list[Measurement]:
+def explained(metric: str, rung: Rung, measure_rung: Callable[[], list[Measurement]]) -> list[Measurement]:
     """Measure a rung, or report at a metric why it could not be measured: no other rung is lost."""
-    unit, details = TrainingLadder.metrics[metric], {"rung": rung.name}
-    rows = rows_or_reason(partial(measure_rung, cell, device), metric, unit, details)
-    if rows[0].status != "ok":
-        release(device)
-    return rows
+    return rows_or_reason(measure_rung, metric, TrainingLadder.metrics[metric], {"rung": rung.name})
 
 
 def details_of(rung: Rung, rows: Sequence[Measurement] | Iterator[Measurement]) -> Iterator[Measurement]:

@@ -1,6 +1,7 @@
 """The training step of each rung, on one process or, under this project's wrappers, on several."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -171,12 +172,7 @@ def data_parallel(model: TransformerLM, compute_loss: ComputeLoss) -> Wrapped:
     """Gradients are averaged during the backward pass, and each rank updates all weights after it."""
     wrapper = BucketedDataParallel(model, BUCKET_MB)
     optimizer = MasterAdamW(model.parameters(), lr=LEARNING_RATE)
-
-    def finish() -> None:
-        wrapper.finish_gradient_synchronization()
-        optimizer.step()
-
-    return compute_loss, finish
+    return compute_loss, partial(synchronize_and_step, wrapper, optimizer)
 
 
 def sharded_optimizer(model: TransformerLM, compute_loss: ComputeLoss) -> Wrapped:
@@ -195,11 +191,13 @@ def fsdp(model: TransformerLM, compute_loss: ComputeLoss) -> Wrapped:
         logits = wrapper(inputs)
         return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
-    def finish() -> None:
-        wrapper.finish_gradient_synchronization()
-        optimizer.step()
+    return loss, partial(synchronize_and_step, wrapper, optimizer)
 
-    return loss, finish
+
+def synchronize_and_step(wrapper: BucketedDataParallel | FullyShardedDataParallel, optimizer: Optimizer) -> None:
+    """End a step after its backward pass."""
+    wrapper.finish_gradient_synchronization()
+    optimizer.step()
 
 
 WRAP = {"data_parallel": data_parallel, "sharded_optimizer": sharded_optimizer, "fsdp": fsdp}
