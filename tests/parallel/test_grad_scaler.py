@@ -19,7 +19,7 @@ MODELS = {
     "layers": lambda: nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)),
     "one parameter": lambda: nn.Linear(5, 3, bias=False),  # one rank owns nothing
 }
-SCALERS = {"plain": torch.amp.GradScaler, "sharded": ShardedGradScaler}
+PLAIN = torch.amp.GradScaler
 
 
 def sharded(module, kind, sharded_gradients):
@@ -37,7 +37,7 @@ def overflow_where(module, place):
     return overflowing
 
 
-@pytest.mark.parametrize(("scaler", "unscale"), [("plain", False), ("plain", True), ("sharded", True)])
+@pytest.mark.parametrize(("scaler", "unscale"), [(PLAIN, False), (PLAIN, True), (ShardedGradScaler, True)])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("sharded_gradients", [False, True])
 @pytest.mark.parametrize("kind", SHARDED_OPTIMIZERS)
@@ -49,8 +49,7 @@ def test_an_overflow_anywhere_has_all_ranks_skip_the_step(device, kind, sharded_
     places = len(list(modules[0].parameters()))
     wrapped, optimizer = sharded(modules[0], kind, sharded_gradients)
     reference = DistributedDataParallel(modules[1]), torch.optim.AdamW(modules[1].parameters(), **ADAM)
-    kinds = SCALERS[scaler], torch.amp.GradScaler
-    scalers = [scaler_cls(device.type, init_scale=8.0, growth_interval=2) for scaler_cls in kinds]
+    scalers = [each(device.type, init_scale=8.0, growth_interval=2) for each in (scaler, PLAIN)]
     torch.optim.lr_scheduler.StepLR(optimizer, 1)  # which wraps `step`
     for place in range(places):
         # The last rank's gradients overflow in every other step, each time another parameter's.

@@ -31,16 +31,6 @@ def batch(step, device, ranks):
     return torch.randn(ranks, EXAMPLES, 5, generator=torch.Generator().manual_seed(step)).to(device)
 
 
-def reference(device, ranks, kind="AdamW"):
-    """The module trained in one process, on the examples of all ranks."""
-    module = layers(device)
-    optimizer_cls, kwargs = OPTIMIZERS[kind]
-    optimizer = optimizer_cls(module.parameters(), **kwargs)
-    for step in range(STEPS):
-        take_step(module, optimizer, batch(step, device, ranks).flatten(0, 1))
-    return module
-
-
 @pytest.mark.numeric
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @on_two_and_on_four_ranks
@@ -54,7 +44,10 @@ def test_the_weights_are_those_of_one_process(device, kind):
         module(batch(step, device, dist.get_world_size())[dist.get_rank()]).square().mean().backward()
         update.finish()
         assert all(parameter.grad is None for parameter in module.parameters())
-    exact = reference(device, update.ranks, kind)
+    exact = layers(device)
+    optimizer = optimizer_cls(exact.parameters(), **kwargs)
+    for step in range(STEPS):
+        take_step(exact, optimizer, batch(step, device, update.ranks).flatten(0, 1))
     for (name, ours), theirs in zip(module.named_parameters(), exact.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, msg=lambda text, name=name: f"{name}: {text}")
     states = [state for optimizer in update.optimizers for state in optimizer.state.values()]

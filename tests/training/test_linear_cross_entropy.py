@@ -23,10 +23,9 @@ def make_inputs(tokens, d, vocabulary, dtype, device="cpu"):
 
 
 def plain(hidden, weight, targets):
-    """Loss and gradients with all logits, in the dtype of the inputs."""
-    loss = F.cross_entropy(F.linear(hidden, weight).float(), targets)
-    if hidden.dtype is torch.float64:
-        loss = F.cross_entropy(F.linear(hidden, weight), targets)
+    """Loss and gradients with all logits, in the dtype of the inputs; the loss at least in fp32."""
+    logits = F.linear(hidden, weight)
+    loss = F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets)
     return loss.detach(), *torch.autograd.grad(3 * loss, (hidden, weight))
 
 

@@ -17,15 +17,6 @@ ADAMW = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-6, "weight_decay": 0.1}
 STEPS = 2
 
 
-def rounded(device="cpu"):
-    """A model whose fp32 weights are bf16 numbers."""
-    model = build(device, attention=flash_attention)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter.bfloat16())
-    return model
-
-
 def reference(model):
     """Losses of the steps; the model is trained in fp32."""
     optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
@@ -47,7 +38,7 @@ def changes(model, before):
 
 def check(device, recomputed, ranks, rank, kind):
     """Train on this rank's sequences of a batch of two, and compare losses and weights with fp32."""
-    before = rounded(device)
+    before = build(device, attention=flash_attention).bfloat16().float()
     exact, ours = copy.deepcopy(before), copy.deepcopy(before)
     expected = reference(exact)
     fuse(ours, keep_hidden=False).to(torch.bfloat16)
