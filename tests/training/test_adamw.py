@@ -130,7 +130,9 @@ def test_a_state_of_torch_adamw_loads():
         reference.step()
     optimizer = MasterAdamW(parameters)
     optimizer.load_masters(dict(zip(parameters, references, strict=True)))
+    kept = optimizer.state[parameters[0]]["exp_avg"]
     optimizer.load_state_dict(reference.state_dict())
+    assert optimizer.state[parameters[0]]["exp_avg"] is kept, "a graph may hold it"
     for step in range(3, 10):
         set_gradients(parameters, references, step)
         optimizer.step()
