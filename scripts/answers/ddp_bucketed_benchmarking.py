@@ -135,7 +135,7 @@ def model(all_reduce: DataFrame, rows: DataFrame) -> Answer:
     facts = Facts(asked=asked, slowed=asked if asked and asked["stretched"] > 0 else None)
     return Answer(
         asked="(b) Model",
-        verdict=facts.say("By the model, {asked[size]:MB} is best, with {asked[left]:ms} exposed ({asked[cell]}).")
+        verdict=facts.say("By the cost model, {asked[size]:MB} is best, with {asked[left]:ms} exposed ({asked[cell]}).")
         or say("By the model the best buckets have √(s·w·o) bytes: gradients s, bandwidth w, call overhead o."),
         more="Then 2√(s·o/w) seconds of communication are exposed."
         if asked is None

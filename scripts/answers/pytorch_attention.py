@@ -26,9 +26,6 @@ def answers(tables: Tables) -> Answers:
 def times(table: DataFrame, cells: DataFrame) -> Answer:
     """The times of its passes, and where they run out of memory."""
     lost = first(table[table["status"] == "oom"].sort_values(["sequence", "d"]))
-    bound = cells.groupby("sequence")["host_bound"].mean() > 0.5
-    most = bound[bound].index.max()
-    short = cells[cells["sequence"] <= most]["host_bound"]
     longest = select(cells, sequence=cells["sequence"].max())
     spans = {name: least_and_most(longest[name]) for name in ("forward", "backward")}
     d = "–".join(dict.fromkeys(str(end) for end in (longest["d"].min(), longest["d"].max())))
@@ -40,10 +37,7 @@ def times(table: DataFrame, cells: DataFrame) -> Answer:
         more=facts.say(
             "At {cell[sequence]} tokens, forward takes {forward:span ms} and backward {backward:span ms} (d = {d}).",
             "Doubling the tokens takes {growth:times} the time (d = {cell[d]}).",
-            "Up to {most:whole} tokens {which} host-bound.",
             growth=growth(cells),
-            most=most,
-            which="most cells are" if not short.all() else "all cells are" if len(short) > 1 else "the passes are",
         ),
         evidence=Captioned(
             grid_table(table, TIMES | {"in use before backward / MiB": "memory_before_backward"}),

@@ -93,7 +93,7 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
         more=say(
             "{row[label]}, {row[precision]}: {row[shown forward]}, {row[calls forward]:whole} calls, "
             "{row[share forward]:percent} of the time.",
-            f"Over forward and backward together, the forward pass's top {unit} still leads in "
+            f"With the backward pass, the top {unit} stays the same in "
             + ("every cell." if same == len(trained) else "{same} of {cells}."),
             row=last(select(lines, size=close["size"].iloc[0])),
             same=same or "none",
