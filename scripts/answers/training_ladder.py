@@ -197,7 +197,7 @@ def sizes(rungs: DataFrame, extremes: list[DataFrame]) -> Answer:
         evidence=Captioned(
             grid(best, SIZES, text_columns=3),
             "The rung with the shortest median step"
-            + ("" if single else f" of each model and batch ({alone} of {len(best)} have one rung only)")
+            + ("" if single else f" of each model and batch ({alone} of {len(best)} with one rung)")
             + ", and the sum of a bf16 step's parts, timed alone. The sum's p20–p80 adds up the parts' percentiles. "
             "MFU: share of the bf16 peak; mJ per token by the driver's counter"
             + ("." if best["first_steps"].notna().any() else ", in a longer run, whose steps may be slower."),
