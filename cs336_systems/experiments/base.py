@@ -127,17 +127,6 @@ class ModelExperiment(SequencesExperiment):
         yield "", Setting.of(vars(self))
 
 
-@dataclass(frozen=True, kw_only=True)
-class AnyModelExperiment(ModelExperiment):
-    """Parameters of a cell that runs this project's model with any attention, or a user's model."""
-
-    attention: Literal["plain", "flash", "sdpa"] = "plain"
-    """plain materializes the score matrix; flash is this project's FlashAttention-2; sdpa is PyTorch's
-    scaled_dot_product_attention."""
-    model: ModelClass = "cs336_systems.model:TransformerLM"
-    """The model class, as package.module:Class; any class with TransformerLM's arguments works."""
-
-
 E = TypeVar("E", bound="Experiment")
 
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from cs336_systems.experiments.base import AnyModelExperiment, NonNegative, Positive
+from cs336_systems.experiments.base import ModelClass, ModelExperiment, NonNegative, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndToEnd(AnyModelExperiment):
+class EndToEnd(ModelExperiment):
     """Time the forward pass, the backward pass and the whole training step of a Transformer language model."""
 
     name: ClassVar[str] = "end_to_end"
@@ -20,10 +20,15 @@ class EndToEnd(AnyModelExperiment):
 
     compiled: bool = False
     """Whether the model runs through torch.compile."""
+    attention: Literal["plain", "flash", "sdpa"] = "plain"
+    """plain materializes the score matrix; flash is this project's FlashAttention-2; sdpa is PyTorch's
+    scaled_dot_product_attention."""
     warmup: NonNegative = 5
     """Steps run before timing begins."""
     steps: Positive = 10
     """Steps timed."""
+    model: ModelClass = "cs336_systems.model:TransformerLM"
+    """The model class, as package.module:Class; any class with TransformerLM's arguments works."""
     mode: Literal["train_step", "forward_backward", "forward", "inference"] = "train_step"
     """Kind of step. inference: logits, under no_grad; forward: the forward pass and the loss, with autograd's graph;
     forward_backward: the backward pass too; train_step: AdamW's update too."""

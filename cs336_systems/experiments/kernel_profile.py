@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from cs336_systems.experiments.base import AnyModelExperiment, NonNegative, Positive
+from cs336_systems.experiments.base import ModelClass, ModelExperiment, NonNegative, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelProfile(AnyModelExperiment):
+class KernelProfile(ModelExperiment):
     """Profile the kernels (on a CPU: operators) of a language model's step, their durations, and what launched them."""
 
     name: ClassVar[str] = "kernel_profile"
@@ -19,9 +19,14 @@ class KernelProfile(AnyModelExperiment):
 
     compiled: bool = False
     """Whether the model runs through torch.compile."""
+    attention: Literal["plain", "flash", "sdpa"] = "plain"
+    """plain materializes the score matrix; flash is this project's FlashAttention-2; sdpa is PyTorch's
+    scaled_dot_product_attention."""
     warmup: NonNegative = 2
     """Steps run before any is timed."""
     steps: Positive = 2
     """Steps timed without the profiler, and the same number with it."""
+    model: ModelClass = "cs336_systems.model:TransformerLM"
+    """The model class, as package.module:Class; any class with TransformerLM's arguments works."""
     mode: Literal["train_step", "inference"] = "train_step"
     """Kind of step. inference: logits without a graph; train_step: logits, loss, backward pass and AdamW's update."""

@@ -9,7 +9,7 @@ from annotated_types import Ge, Le
 from cs336_systems.accounting.leaderboard import FUSED
 from cs336_systems.accounting.peak_memory import with_fewest_recomputed
 from cs336_systems.accounting.setting import Setting
-from cs336_systems.experiments.base import Positive, SequencesExperiment, Size
+from cs336_systems.experiments.base import Experiment, Positive, Size
 
 AUTO = -1
 """The value that recomputes as few blocks as the device's memory allows."""
@@ -25,7 +25,7 @@ def usable(free: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Leaderboard(SequencesExperiment):
+class Leaderboard(Experiment):
     """Measure the leaderboard's training step, or one rank's part of it: bf16 weights, fp32 masters, exact AdamW."""
 
     name: ClassVar[str] = "leaderboard"
@@ -45,7 +45,10 @@ class Leaderboard(SequencesExperiment):
     processes: Annotated[int, Ge(1), Le(2)] = 2  # type: ignore[misc]  # a class variable of experiments that do not vary it
     """Number of processes that measure together, one per GPU if there are GPUs; they communicate only in a step."""
     size: Size = "8B:d_model=4096,d_ff=11008,num_layers=34,num_heads=32"
+    """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or your own shape as
+    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
     context: Positive = 32_768
+    """Tokens per sequence."""
     batch_size: Positive = 1
     """Sequences per rank."""
     vocab_size: Positive = 151_936

@@ -8,7 +8,7 @@ from annotated_types import Ge
 from pydantic import AfterValidator
 
 from cs336_systems.accounting.setting import Setting
-from cs336_systems.experiments.base import Experiment, NonNegative, Positive, SequencesExperiment
+from cs336_systems.experiments.base import Experiment, NonNegative, Positive, Size
 from cs336_systems.sizes import parse_size
 
 
@@ -135,7 +135,7 @@ def _known_rungs(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingLadder(SequencesExperiment):
+class TrainingLadder(Experiment):
     """Time a training step from the first setting to the fastest, and its parts alone on this device."""
 
     name: ClassVar[str] = "training_ladder"
@@ -159,6 +159,13 @@ class TrainingLadder(SequencesExperiment):
     )
     tested_if: ClassVar[Mapping[str, str]] = {"parallel.test_sharded_adamw": "has_fsdp", "training.test_fp8": "has_fp8"}
 
+    size: Size = "small"
+    """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or your own shape as
+    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
+    batch_size: Positive = 4
+    """Sequences per batch."""
+    context: Positive = 512
+    """Tokens per sequence."""
     vocab_size: Positive = 10_000
     """Rows of the embedding and of the output head."""
     rungs: Annotated[str, AfterValidator(_known_rungs)] = "ladder"
