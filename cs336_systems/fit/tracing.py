@@ -27,6 +27,8 @@ from cs336_systems.fit.as_on_gpu import AsOnGpu
 
 Precision = Literal["fp32", "autocast", "bf16", "sharded"]
 """autocast: bf16 over fp32 weights; bf16: bf16 weights too; sharded: all in bf16 but RMSNorm, as FSDP computes."""
+HALF = ("bf16", "sharded")
+"""Precisions whose weights are in bf16."""
 Kind = Literal["allocate", "free", "gradient", "copy", "passing"]
 """gradient: a storage is now a parameter's full gradient; copy: it is a bf16 copy of a weight; passing: temporary bytes
 of a kernel."""
@@ -87,6 +89,23 @@ class Trace:
         return [numbers[unit] for unit in sorted(numbers)]
 
 
+def on_meta(build: Callable[[], nn.Module], precision: Precision) -> nn.Module:
+    """Build a module on the meta device, with weights as a precision has them; raises as `trace_step` does."""
+    with meta_errors("built"), torch.device("meta"):
+        model = build()
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"the model is of type {type(model).__name__}; allowed: a torch.nn.Module")
+    model = model.to("meta").train()
+    if precision in HALF:
+        model = model.to(torch.bfloat16)
+    for norm in model.modules() if precision == "sharded" else ():
+        if isinstance(norm, nn.RMSNorm):
+            norm.float()
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError("the model has no weights to train")
+    return model
+
+
 def trace_step(
     build: Callable[[], nn.Module],
     inputs: Sequence[Tensor],
@@ -110,21 +129,9 @@ def trace_step(
     Raises:
         ValueError: the module cannot be built or run without data, in one sentence.
     """
-    with meta_errors("built"), torch.device("meta"):
-        model = build()
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"the model is of type {type(model).__name__}; allowed: a torch.nn.Module")
-    model = model.to("meta").train()
-    half = precision in ("bf16", "sharded")
-    if half:
-        model = model.to(torch.bfloat16)
-    for norm in model.modules() if precision == "sharded" else ():
-        if isinstance(norm, nn.RMSNorm):
-            norm.float()
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ValueError("the model has no weights to train")
+    model = on_meta(build, precision)
     arguments = [torch.empty_like(x, device="meta") for x in inputs]
-    if half:
+    if precision in HALF:
         arguments = [x.bfloat16() if x.is_floating_point() else x for x in arguments]
     trace = _empty_trace(model, arguments)
     recorder = Recorder(trace, [*model.parameters(), *model.buffers(), *arguments])
