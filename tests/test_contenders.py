@@ -10,25 +10,13 @@ from cs336_systems.accounting.setting import Scheme
 from cs336_systems.benchmarks import flash
 from cs336_systems.benchmarks.comparison.exact_attention import require_attention
 from cs336_systems.experiments.contender import Contender, Declared
-from cs336_systems.experiments.flash import AttentionContender, Flash
+from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.implementations import load_path
-from scripts.answers import flash_benchmarking
-from scripts.checks.attention_calls import kernels_are_its_own
-from scripts.rendering.answer import answers_of
-from scripts.stages.self_checks import all_checks
-from tests.samples import planned_cells, planned_rows
-from tests.scripts.test_figures import figure_of
-from tests.scripts.test_flash_report import add_like, table_of, words
-from tests.support.faults import put, rows, tables_of
-
-ENTRY = AttentionContender(
-    name="newest", title="the newest", about="for a test", builder="newest_attention:build", kernel="newest_kernel"
-)
+from tests.samples import planned_cells
 
 
 def entries():
-    """Every contender of every experiment, by its experiment's name."""
     for name, experiment in EXPERIMENTS.items():
         for contender in getattr(experiment, "contenders", ()):
             if isinstance(contender, Contender):
@@ -86,19 +74,3 @@ def test_each_of_attention_is_measured():
     measured = {cell.implementation for cell in planned_cells(Flash.name, "handout")}
     missing = {contender.name for contender in Flash.contenders} - measured
     assert not missing, f"no grid of flash in config.yaml measures {missing}: add them to an `implementation`"
-
-
-def test_one_more_is_in_tables_figures_legends_and_checks(monkeypatch):
-    monkeypatch.setattr(Flash, "contenders", (*Flash.contenders, ENTRY))
-    tables = tables_of("flash", planned_rows("flash", "handout"))
-    tables = add_like(tables, "flash_attention_4", "newest", 1.01)
-    tables = put(rows("flash", implementation="newest", metric="launches"), kernels="newest_kernel")(tables)
-    answers = answers_of(flash_benchmarking.answers(tables))
-    for name in ("peers", "leaderboard"):
-        assert "the newest" in [line[0] for line in table_of(answers[name]).rows], name
-    assert "the newest" in words(figure_of("flash_training", tables))
-    assert [check for check in all_checks(tables) if check.outcome == "failed"] == []
-    table = tables["flash"]
-    its_own = table["implementation"] == "newest"
-    table.loc[its_own & (table["metric"] == "launches"), "kernels"] = "another"
-    assert "implementation newest" in kernels_are_its_own(table).detail

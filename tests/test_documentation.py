@@ -1,8 +1,11 @@
 """README and the documentation site: the examples run, on CPUs and on GPUs."""
 
+import csv
 import os
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,11 +63,26 @@ def run(rank, examples, names):
     runpy.run_path(examples, init_globals={"rank": rank, "folder": str(Path(examples).parent), **names})
 
 
+@pytest.mark.slow
+def test_headlines_measure_every_contender():
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    options = ["--size", "tiny", "--rounds", "1", "--steps", "2"]
+    command = [*launcher, "examples/headlines.py", *options]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    rows = list(csv.DictReader(done.stdout.splitlines()))
+    assert {row["part"] for row in rows} == {"bf16", "sharded", "fp32"}
+    missing = [row["contender"] for row in rows if not row["median_ms"]]
+    assert missing == ["fully_shard, symmetric memory"], "which needs GPUs"
+    for row in rows:
+        if row["contender"] != missing[0]:
+            assert row["n"] == "2"
+            assert float(row["p20_ms"]) <= float(row["median_ms"]) <= float(row["p80_ms"])
+
+
 PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))]
 
 
 def anchors(text):
-    """The anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cs336_systems.lifeline import RUN, announce_run, start_of
+from cs336_systems.lifeline import RUN, start_of
 from cs336_systems.run import lock as run_lock
 from tests.samples import ROOT
 
@@ -81,13 +81,6 @@ def test_a_process_that_has_ended_has_no_start():
     assert start_of(child.pid) is None  # not even before anybody has waited for it
     child.wait()
     assert start_of(child.pid) != start  # From now on the id may be another process's.
-
-
-def test_a_run_announces_itself(monkeypatch):
-    monkeypatch.setenv(RUN, "")
-    announce_run()
-    _, pid, start = os.environ[RUN].split()
-    assert (int(pid), start) == (os.getpid(), start_of(os.getpid()))
 
 
 @pytest.fixture

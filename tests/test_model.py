@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from cs336_systems.accounting.transformer import block_parameters, parameters
-from cs336_systems.model import ATTENTION, TransformerBlock, load_model_class
+from cs336_systems.model import ATTENTION, TransformerBlock
 from cs336_systems.sizes import SIZES, ModelShape
 from tests.support.models import ours, with_random_norms
 
@@ -94,12 +94,3 @@ def test_parameter_count_is_the_closed_form(size):
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters(shape, 10_000)
     block = next(module for module in model.modules() if isinstance(module, TransformerBlock))
     assert sum(parameter.numel() for parameter in block.parameters()) == block_parameters(shape)
-
-
-@pytest.mark.parametrize(
-    ("spec", "complaint"),
-    [("nowhere", "allowed: package.module:Class"), ("no.such:Model", "No module"), ("math:Model", "no attribute")],
-)
-def test_unknown_model_classes_are_named(spec, complaint):
-    with pytest.raises(ValueError, match=complaint):
-        load_model_class(spec)

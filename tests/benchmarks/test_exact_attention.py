@@ -1,6 +1,10 @@
 """The reference that attention is compared with before it is timed, and wrong attention that it notices."""
 
 import math
+import subprocess
+import sys
+from contextlib import nullcontext
+from itertools import product
 
 import pytest
 import torch
@@ -12,6 +16,7 @@ from cs336_systems.benchmarks.comparison.exact_attention import require_attentio
 from cs336_systems.experiments.attention import Attention
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.measure.memory import Unavailable
+from tests.support.interpreter import interpreter_environment
 
 CPU = torch.device("cpu")
 
@@ -112,3 +117,29 @@ def test_some_heads_are_compared_and_named():
     exact_attention.require_close(wrong, [q, k, v, q], is_causal=True, heads=[0])
     with pytest.raises(AssertionError, match=r"error of 0\.9.* against causal attention, largest in head 1, "):
         exact_attention.require_close(wrong, [q, k, v, q], is_causal=True, heads=[1, 0])
+
+
+def check_examples(device, dtypes):
+    """Compare the examples' kernels with float64, at lengths that tiles divide or do not."""
+    from examples.my_systems.triton_attention import TritonFlashAttention, UnmaskedFlashAttention
+
+    for function, length, is_causal, dtype in product(
+        (TritonFlashAttention, UnmaskedFlashAttention), (128, 100), (True, False), dtypes
+    ):
+        inputs = [torch.randn(2, length, 24, dtype=dtype, device=device, requires_grad=True) for _ in range(3)]
+        wrong = function is UnmaskedFlashAttention and length == 100 and not is_causal
+        with pytest.raises(Unavailable, match="its output has a relative error") if wrong else nullcontext():
+            require_attention(lambda *x: function.apply(*x, is_causal), inputs, is_causal=is_causal, foreign=True)  # noqa: B023
+
+
+@pytest.mark.gpu
+def test_the_examples_kernels_on_a_gpu():
+    check_examples("cuda", (torch.float32, torch.bfloat16))
+
+
+def test_the_examples_kernels_interpreted():
+    # The interpreter multiplies no bf16.
+    code = "from tests.benchmarks.test_exact_attention import *; check_examples('cpu', (torch.float32,))"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=interpreter_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from cs336_systems.benchmarks import flash
-from cs336_systems.benchmarks.command_line import parse_command_line
 from cs336_systems.benchmarks.comparison import new_inputs
 from cs336_systems.benchmarks.comparison.device_clock import take_persisting_l2
 from cs336_systems.benchmarks.comparison.originals import restore
-from cs336_systems.experiments.contender import names_of
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.measure.memory import Unavailable
 from tests.support import cheats
@@ -68,28 +66,6 @@ def test_a_users_own_that_is_wrong_has_a_reason_instead(launch, path, status, me
     assert wrong["cell"].status == status
     assert re.fullmatch(message, wrong["cell"].message)
     assert "forward" in ours, "the comparison goes on without it"
-
-
-@pytest.mark.parametrize(
-    ("implementation", "message"),
-    [
-        ("tritn", f"implementation is 'tritn'; allowed: {', '.join(names_of(Flash.contenders))}, or your own"),
-        ("mine=math:sqrt", "mine=math:sqrt cannot be called: "),
-    ],
-)
-def test_what_is_no_attention_is_one_sentence(command, capsys, implementation, message):
-    with pytest.raises(SystemExit) as status:
-        command("flash", "--implementation", implementation)
-    assert status.value.code == 2
-    assert capsys.readouterr().err.startswith(f"flash: {message}")
-
-
-def test_help_lists_the_registry(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "3000")
-    with pytest.raises(SystemExit):
-        parse_command_line(Flash, ["--help"])
-    text = capsys.readouterr().out
-    assert all(f"{contender.name}: {contender.about}" in text for contender in Flash.contenders)
 
 
 @pytest.mark.gpu

@@ -37,8 +37,6 @@ def test_a_launch_measures_what_is_planned(device, launch_ranks):
         assert rows[wrapper, "", "step"].n == 2
         assert rows[wrapper, "", "backward"].n == PHASE_STEPS
     if device == "cpu":
-        for metric in ("device_busy", "peak_memory"):
-            assert rows["", "", metric].status == "skipped"
         return
     for wrapper, units in UNITS.items():
         for metric in ("gather_begins", "gather_ends", "needed", "begins"):
@@ -93,7 +91,6 @@ def test_compiled_blocks_are_gathered_as_a_whole(device):
 
 
 def numbers_there(unit):
-    """How many numbers of a unit's weights are there."""
     return sum((weight.to_local() if isinstance(weight, DTensor) else weight).numel() for weight in unit.parameters())
 
 

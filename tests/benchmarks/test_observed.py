@@ -18,6 +18,7 @@ from cs336_systems.accounting import contenders as contenders_accounting
 from cs336_systems.accounting.contenders import Sent, differences
 from cs336_systems.benchmarks.comparison.builders import ours as builders
 from cs336_systems.benchmarks.comparison.contender_runs import ContenderRuns
+from cs336_systems.benchmarks.comparison.messages import Messages
 from cs336_systems.benchmarks.comparison.observed import Watch, watched
 from cs336_systems.benchmarks.comparison.training import run
 from cs336_systems.experiments.base import make_cell
@@ -51,7 +52,6 @@ def doubled(state, bucket):
 
 
 def at_its_best(model, megabytes=25):
-    """PyTorch's wrapper."""
     return DistributedDataParallel(
         model, bucket_cap_mb=megabytes, gradient_as_bucket_view=True, broadcast_buffers=False
     )
@@ -79,7 +79,6 @@ def kept(model):
 
 
 def frozen(model, contender, cell, **hyperparameters):
-    """Updates nothing."""
     return BucketedDataParallel(model, 100), AdamW(model.parameters(), **hyperparameters | {"lr": 0.0})
 
 
@@ -167,6 +166,27 @@ def test_other_models_are_held_to_what_needs_no_closed_form(device):
 def test_closed_forms_of_sharded_buckets_know_their_settings():
     ours = contenders_accounting.ALIGNMENT, contenders_accounting.EVEN, contenders_accounting.PATIENCE
     assert ours == (ownership.ALIGNMENT, ownership.EVEN, ownership.PATIENCE)
+
+
+@on_all_ranks
+def test_messages_of_numbers_are_counted(device):
+    """By PyTorch's flight recorder, unless there were more than the 2000 that it keeps."""
+    ranks = dist.get_world_size()
+    part, whole = torch.ones(5, device=device), torch.ones(5 * ranks, device=device)
+    messages = Messages()
+    dist.all_reduce(part)
+    dist.broadcast(part.bfloat16(), 0)
+    dist.all_gather([*whole.chunk(ranks)], part)
+    dist.all_reduce(torch.ones(3, dtype=torch.int64, device=device))  # a flag's
+    dist.barrier()
+    assert messages.count() == (3, 20 + 10 + 20 * ranks)
+    messages.restart()
+    for _ in range(2001):
+        dist.all_reduce(part)
+    assert messages.count() is None
+    messages.restart()
+    dist.all_reduce(part)
+    assert messages.count() == (1, 20)
 
 
 def test_what_operators_write_is_counted():

@@ -94,7 +94,6 @@ def run_what_is_followed(cell):
 
 @functools.cache
 def operators(cell, device=CPU):
-    """The operators that run while a cell is measured."""
     prepare_profiler(device)  # once per process, in the first cell that is profiled
     torch.manual_seed(0)
     with Operators() as seen:
@@ -106,7 +105,6 @@ def operators(cell, device=CPU):
 
 
 def all_operators(cell, device):
-    """How often each operator runs with which shapes and types."""
     return Counter(map(repr, operators(cell, device).calls))
 
 

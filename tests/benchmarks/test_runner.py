@@ -13,6 +13,7 @@ from cs336_systems.experiments.block_memory import BlockMemory
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.measure.memory import Unavailable, is_out_of_memory
 from cs336_systems.record.measurement import summarize
+from cs336_systems.record.rows import read_jobs
 
 CPU = torch.device("cpu")
 
@@ -58,6 +59,17 @@ def test_inputs_beyond_a_cpus_memory_are_not_drawn(kind):
     (row,) = measure_or_explain(lambda *_: pytest.fail("it was measured"), kind(sequence=10**12), CPU)
     assert row.status == "oom"
     assert " GB by closed form, and this machine has " in row.message
+
+
+@pytest.mark.gpu
+def test_a_cell_out_of_gpu_memory_is_a_row_and_frees_what_it_held(command, tmp_path):
+    output = tmp_path / "rows.csv"
+    arguments = ["--sequence", "64", "2000000", "128", "--d", "16", "--steps", "2", "--device", "cuda"]
+    command("attention", *arguments, "--output", str(output))
+    outcomes = {row.sequence: row.status for row in read_jobs(Attention, [output]) if row.metric in ("cell", "forward")}
+    assert outcomes == {64: "ok", 2_000_000: "oom", 128: "ok"}
+    # Each input of the lost cell alone takes a gigabyte; cuBLAS keeps its workspaces.
+    assert torch.cuda.memory_allocated() < 2**28
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,6 @@ def submitted(printed):
 
 
 def nodes(folder, **keys):
-    """Say what the nodes are."""
     edit_yaml(folder / "profiles/slurm/nodes.yaml", **keys)
 
 

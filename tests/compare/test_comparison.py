@@ -9,8 +9,8 @@ from cs336_systems.compare.cells import cells_of, compared_metrics
 from cs336_systems.compare.comparison import HOST_SETS_PACE, NOT_CALIBRATED, compare
 from cs336_systems.compare.cost import cost
 from cs336_systems.compare.output import to_text
-from cs336_systems.compare.results import read_results
-from cs336_systems.compare.speed import FASTER, SAME, SLOWER, UNDECIDED
+from cs336_systems.compare.results import last_run, read_results
+from cs336_systems.compare.speed import FASTER, SLOWER, UNDECIDED
 from cs336_systems.experiments.registry import KINDS
 from tests.samples import ROOT
 from tests.support.planted_runs import copy_of, scaled
@@ -27,17 +27,6 @@ def results(folder, jobs, change=lambda row: row):
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     return results(tmp_path_factory.mktemp("recorded"), JOBS)
-
-
-def test_a_copy_is_the_same_or_undecided(recorded, tmp_path):
-    compared = compare(recorded, results(tmp_path, JOBS))
-    assert compared.count(FASTER) == compared.count(SLOWER) == 0
-    assert compared.count(SAME) > 40
-    assert not compared.differs
-    assert not compared.only_a
-    assert not compared.only_b
-    assert all(compared.same_code.values())
-    assert compared.widened == 1
 
 
 def test_a_planted_change_is_found_and_nothing_else(recorded, tmp_path):
@@ -174,5 +163,5 @@ def test_times_of_each_experiment_are_compared():
 
 
 def test_of_several_runs_of_the_card_the_last_is_compared():
-    cards = [row for row in read_results(str(ROOT / "recorded/nvidia-h200")).rows if row.experiment == "card"]
-    assert {row.utc for row in cards} == {"2026-11-24T17:00:35+00:00"}
+    cards = sorted((ROOT / "recorded/nvidia-h200/raw/card").glob("*.csv"))
+    assert last_run("card", cards) == cards[-1:]

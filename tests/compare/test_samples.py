@@ -34,7 +34,6 @@ def as_pytest_benchmark(path, run):
 
 
 def value(number):
-    """A number as nvbench writes it."""
     return [{"name": "value", "type": "float64", "value": str(number)}]
 
 

@@ -145,8 +145,6 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Embeddings, blocks, and logits."""
-
     def __init__(self, width, style, layers=3, *, tied=False, positions=False):
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, width)
@@ -227,8 +225,6 @@ class Selective(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """ResNet's block."""
-
     def __init__(self, width):
         super().__init__()
         sizes = [(width, width // 4, 1), (width // 4, width // 4, 3), (width // 4, width, 1)]
@@ -263,7 +259,6 @@ class UNet(nn.Module):
 
 
 def chain(stem, block, layers=3):
-    """A stem and some blocks."""
     return nn.Sequential(stem, nn.Sequential(*(block() for _ in range(layers))))
 
 
@@ -272,7 +267,6 @@ IDS, IMAGES = (4, 128), (4, 3, 64, 64)
 
 
 def language(style, **options):
-    """A language model of a style, for a width."""
     return lambda width: LanguageModel(width, style, **options), IDS
 
 

@@ -1,6 +1,5 @@
 """The replay of the allocator's history: on histories written by hand, and on those recorded on a GPU."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -264,12 +263,6 @@ def test_operators_and_copies_of_weights_are_told_apart():
     assert [(call.first, call.end) for call in log.calls][:2] == [(0, 1), (2, 3)]
 
 
-def test_copies_of_weights_are_those_of_the_linear_layers():
-    model = ours(parse_size("nano"), 77, 8)
-    linear = [module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Linear)]
-    assert transformer.weight_copy_bytes(parse_size("nano"), 77) == 2 * sum(linear)
-
-
 def test_owners_are_the_tensors_of_a_training_step():
     shape = parse_size("t:d_model=8,d_ff=8,num_layers=1,num_heads=2")
     model = ours(shape, 32, 8)
@@ -298,12 +291,3 @@ def test_a_recorded_step_replays_to_the_allocators_peak(path):
     assert most[WEIGHT_COPIES] == transformer.weight_copy_bytes(shape, vocabulary)
     assert most[UNCLASSIFIED] == 0
     assert most[ACTIVATIONS] > transformer.residual_bytes(shape, CELL.batch_size, CELL.context)
-
-
-@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
-def test_one_event_less_is_noticed(path):
-    content = json.loads(path.read_text())
-    last = max(index for index, event in enumerate(content["events"]) if event[0] == "alloc")
-    del content["events"][last]
-    with pytest.raises((ValueError, KeyError)):
-        replay(RECORDING.validate_json(json.dumps(content)))

@@ -6,13 +6,15 @@ from collections import Counter
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from cs336_systems.accounting.transformer import forward_products
+from cs336_systems.attention import plain_attention
 from cs336_systems.measure.compact_trace import compact, write_events
 from cs336_systems.measure.kernel_names import is_product
 from cs336_systems.measure.kernel_profile import recording, run_steps
 from cs336_systems.measure.trace import GRADIENT_ACCUMULATION, attribute, read_events
-from cs336_systems.ranges import named_range
+from cs336_systems.ranges import listening, named_range
 from cs336_systems.record.measurement import STAGES
 from cs336_systems.sizes import ModelShape
 from cs336_systems.training_step import TrainingStep
@@ -148,3 +150,27 @@ def test_an_autograd_node_without_its_arrow_has_no_range():
     ranges = Counter(kernel.range for kernel in attribute(events).kernels if kernel.stage.name == "backward")
     assert set(ranges) <= {"", "backward", GRADIENT_ACCUMULATION}
     assert ranges[""] > 50
+
+
+def names_recorded():
+    q = torch.randn(2, 8, 4)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        plain_attention(q, q, q, is_causal=True)
+    return [event.name for event in profiler.events() if not event.name.startswith("aten::")]
+
+
+def test_ranges_exist_while_somebody_listens():
+    assert names_recorded() == []
+    with listening():
+        assert names_recorded() == ["scores", "softmax", "final product"]
+    assert names_recorded() == []
+
+
+def test_ranges_neither_break_a_compiled_graph_nor_compile_it_again():
+    q = torch.randn(2, 8, 4)
+    counter = CompileCounter()
+    compiled = torch.compile(plain_attention, fullgraph=True, backend=counter)
+    torch.testing.assert_close(compiled(q, q, q, is_causal=True), plain_attention(q, q, q, is_causal=True))
+    with listening():
+        compiled(q, q, q, is_causal=True)
+    assert counter.frame_count == 1

@@ -8,7 +8,6 @@ import re
 import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -18,9 +17,8 @@ from cs336_systems.experiments.accumulation import Accumulation
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.measurement import ORDERED_SAMPLES, Measurement, format_samples, parse_samples, summarize
-from cs336_systems.record.rows import BYTES_PER_CELL, digest_path, make_row, read_jobs, read_table, reserved, write_job
-from scripts.stages.tables import write as write_table
-from tests.samples import H200, ROOT, mistakes, provenance
+from cs336_systems.record.rows import BYTES_PER_CELL, digest_path, make_row, read_jobs, reserved, write_job
+from tests.samples import ROOT, mistakes, provenance
 from tests.support.seal import seal
 
 CELL = EndToEnd(steps=3)
@@ -78,11 +76,6 @@ def test_a_text_survives_the_round_trip_but_for_carriage_returns(tmp_path, text)
     write_job(tmp_path / "a.csv", EndToEnd, [make_row(EndToEnd(), measurement, provenance())])
     (row,) = read_jobs(EndToEnd, [tmp_path / "a.csv"])
     assert row.message == text.replace("\r", " ")
-
-
-def test_a_table_may_have_no_rows(tmp_path):
-    write_job(tmp_path / "a.csv", EndToEnd, [])
-    assert read_jobs(EndToEnd, [tmp_path / "a.csv"]) == []
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path):
@@ -263,18 +256,8 @@ def test_a_hand_edit_a_cut_file_and_a_missing_digest_are_seen(tmp_path):
         read_jobs(EndToEnd, [path])
 
 
-def test_a_metric_of_a_cell_may_be_there_once(tmp_path):
-    for name in ("a", "b"):
-        write_job(tmp_path / f"{name}.csv", EndToEnd, ROWS[:1])
-    first, second = (re.escape(str(tmp_path / f"{name}.csv, line 2")) for name in "ab")
-    with pytest.raises(ValueError, match=f"{second}: metric is 'step', which {first} already has for the same cell"):
-        read_jobs(EndToEnd, [tmp_path / "a.csv", tmp_path / "b.csv"])
-
-
 @dataclass(frozen=True, kw_only=True)
 class Detailed(Accumulation):
-    """An experiment with several rows per metric."""
-
     details: ClassVar[tuple[str, ...]] = ("stage", "kernel")
 
 
@@ -305,21 +288,6 @@ def test_a_detail_that_no_row_has_is_named(tmp_path, experiment, details, messag
         write_job(tmp_path / "a.csv", kind, [row])
 
 
-def test_rows_belong_to_the_machine_of_their_folder(tmp_path):
-    path = tmp_path / "a.csv"
-    write_job(path, EndToEnd, [make_row(CELL, summarize("step", "ms", TIMES), provenance(**H200))])
-    assert len(read_jobs(EndToEnd, [path], machine="nvidia-h200")) == 1
-    with pytest.raises(
-        ValueError, match="line 2: gpu is 'NVIDIA H200'; allowed: the GPU model of the folder, nvidia-l4"
-    ):
-        read_jobs(EndToEnd, [path], machine="nvidia-l4")
-
-
-def test_a_table_is_read_as_it_was_written(tmp_path):
-    write_table(EndToEnd.name, ROWS, str(tmp_path / "table.csv"))
-    assert read_table(EndToEnd, tmp_path / "table.csv") == ROWS
-
-
 def test_older_files_stand_for_the_value_that_a_later_parameter_had_then(tmp_path, monkeypatch):
     path = tmp_path / "a.csv"
     write_job(path, Accumulation, [make_row(Accumulation(cast=True), summarize("sum", "", [1.0]), provenance())])
@@ -332,7 +300,7 @@ def test_older_files_stand_for_the_value_that_a_later_parameter_had_then(tmp_pat
 
 
 def test_every_recorded_file_is_valid():
-    for raw in sorted(Path(ROOT, "recorded").glob("**/raw")):
+    for raw in sorted((ROOT / "recorded").glob("**/raw")):
         for name, experiment in EXPERIMENTS.items():
             rows = read_jobs(experiment, sorted((raw / name).glob("*.csv")), machine=raw.parent.name)
             assert rows or name not in {path.name for path in raw.iterdir()}

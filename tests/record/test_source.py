@@ -41,46 +41,42 @@ def edit(tmp_path, monkeypatch):
     return write
 
 
-def test_comments_docstrings_and_layout_do_not_count(edit):
-    changed = FILES["top"].replace("Doc.", "Other words.").replace("    return", "\n    # why\n    return")
-    assert edit(top=changed) == edit()
-
-
+OTHER_WORDS = FILES["top"].replace("Doc.", "Other words.").replace("    return", "\n    # why\n    return")
+MAIN = "\nif __name__ == '__main__':\n    from digested import unrelated\n    print(1)\n"
+LAZY = {
+    "top": "from digested.package import value",
+    "package/__init__": "if TYPE_CHECKING:\n    from digested.unrelated import value as value\n",
+}
+"""A package that loads a module on first use."""
 IMPORTED = ["top", "middle", "bottom", "sibling", "package/__init__", "package/inner", "package/cousin", "uncle"]
+UNRELATED = {"unrelated": "value = 5\n"}
 
 
-@pytest.mark.parametrize("module", IMPORTED)
-def test_code_counts_wherever_it_is_imported(edit, module):
-    assert edit(**{module: FILES[module] + "\nextra = 1\n"}) != edit()
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"top": OTHER_WORDS},
+        {"__init__": '__version__ = "1"\n'},
+        UNRELATED,
+        {"top": FILES["top"] + MAIN},
+        {"top": FILES["top"] + MAIN} | UNRELATED,
+    ],
+)
+def test_words_the_version_and_what_is_not_imported_do_not_count(edit, changes):
+    assert edit(**changes) == edit()
 
 
-MAIN = "\nif __name__ == '__main__':\n    from digested import unrelated\n    print({})\n"
-
-
-def test_what_a_module_does_as_a_program_does_not_count(edit):
-    plain = edit()
-    assert edit(top=FILES["top"] + MAIN.format(1)) == plain
-    assert edit(top=FILES["top"] + MAIN.format(2), unrelated="value = 5\n") == plain
-    assert edit(top=FILES["top"] + "\nif value:\n    print(1)\n") != plain
-
-
-def test_what_a_package_loads_on_first_use_counts(edit):
-    """By its imports for type checkers."""
-    lazy = {"package/__init__": "if TYPE_CHECKING:\n    from digested.unrelated import value as value\n"}
-    plain = edit(top="from digested.package import value", **lazy)
-    assert edit(top="from digested.package import value", **lazy, unrelated="value = 5\n") != plain
-
-
-def test_the_version_does_not_count(edit):
-    assert edit(**{"__init__": '__version__ = "1"\n'}) == edit(**{"__init__": '__version__ = "2"\n'}) == edit()
-
-
-def test_modules_that_are_not_imported_do_not_count(edit):
-    assert edit(unrelated="value = 5\n") == edit()
-
-
-def test_a_string_that_is_used_counts(edit):
-    assert edit(bottom='value = "a"\n') != edit(bottom='value = "b"\n')
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        *(({}, {module: FILES[module] + "\nextra = 1\n"}) for module in IMPORTED),
+        ({}, {"top": FILES["top"] + "\nif value:\n    print(1)\n"}),
+        (LAZY, LAZY | UNRELATED),
+        ({"bottom": 'value = "a"\n'}, {"bottom": 'value = "b"\n'}),
+    ],
+)
+def test_code_counts_wherever_it_is_imported(edit, before, after):
+    assert edit(**before) != edit(**after)
 
 
 def test_an_unknown_module_is_named(edit):

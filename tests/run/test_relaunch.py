@@ -14,6 +14,7 @@ from cs336_systems.record.measurement import summarize
 from cs336_systems.run import relaunch
 from cs336_systems.run.kept_cells import add_cell, cell_under_way, measured_cells, start_keeping
 from tests.samples import ROOT
+from tests.workflow.project import wait_for
 
 JOB = """
 import ctypes, os, pathlib, signal, sys
@@ -205,10 +206,7 @@ def test_nothing_of_a_job_outlives_its_watch(tmp_path, number):
     command = [sys.executable, "-m", "cs336_systems.run.relaunch", "--timeout", "60", "--kept", str(tmp_path / "cells")]
     command += [sys.executable, "-c", HANGS, "launcher", str(tmp_path / "pid")]
     watch = subprocess.Popen(command, cwd=ROOT)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     watch.send_signal(number)
     assert watch.wait(timeout=60) == 128 + number
     assert start_of(int((tmp_path / "pid").read_text())) is None

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
@@ -17,6 +16,7 @@ from cs336_systems.run import relaunch
 from cs336_systems.run.kept_cells import start_keeping
 from cs336_systems.run.warm import WARM
 from tests.samples import ROOT
+from tests.workflow.project import wait_for
 
 JOB = """
 import ctypes, os, sys, torch
@@ -39,10 +39,7 @@ def server(tmp_path_factory):
     environment = {**os.environ, RUN: identity, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
     command = [sys.executable, "-m", "cs336_systems.run.warm", str(folder / "warm")]
     warm = subprocess.Popen(command, cwd=ROOT, env=environment)
-    deadline = time.monotonic() + 60
-    while not (folder / "warm").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for((folder / "warm").exists)
     yield warm, run, str(folder / "warm")
     for process in (run, warm):
         process.kill()

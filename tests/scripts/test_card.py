@@ -57,7 +57,6 @@ def planted(rates=None, facts=None, state=None, throttled=None, rows=ROWS):
 
 
 def throttle(row, reason, share):
-    """A row that names a throttle reason during the workload of another row."""
     details = {"device": row.device, "work": row.work, "about": reason}
     measurement = summarize("throttled", "share", [share], details=details)
     return make_row(Card(instrument=row.instrument), measurement, provenance(gpu=row.gpu))

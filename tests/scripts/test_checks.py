@@ -2,29 +2,31 @@
 
 import re
 
+import numpy as np
 import pandas
 import pytest
 
-from scripts.checks import attention_calls, dtypes, end_to_end
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.record.measurement import WALL
+from cs336_systems.record.rows import parameters
+from scripts.checks import HONEST, attention_calls, dtypes, end_to_end
 from scripts.checks.law import Reading
 from scripts.checks.laws import peak_flops
-from scripts.checks.machine import one_machine, one_version_each
+from scripts.checks.machine import one_version_each
 from scripts.checks.twins import no_two_times_identical
 from scripts.stages.self_checks import all_checks
 from scripts.views.data import select
 from tests.samples import PEAK
-from tests.support.faults import broken_laws, law_checks, on_a_cpu, put, recorded, rows
+from tests.support.faults import broken_laws, law_checks, multiply, on_a_cpu, put, recorded, rows
 
 
 @pytest.fixture(scope="module")
 def sound():
-    """The tables of an H200. Not to be changed."""
     return recorded()
 
 
 @pytest.fixture(scope="module")
 def sound_cpu():
-    """Tables of the smoke grids on a CPU. Not to be changed."""
     return on_a_cpu()
 
 
@@ -38,6 +40,20 @@ def test_sound_cpu_tables_pass_what_applies_to_a_cpu(sound_cpu):
     assert all(re.search("CPU|GPU|processor", reason) for reason in why), why
     assert len(why) == 42
     assert len({check.check for check in checks}) == len(checks)
+
+
+def test_no_check_fails_where_each_cell_was_faster_or_slower(sound):
+    """By the spread of unchanged runs: a cell's times alike but the total, with which samples of the clock agree."""
+    rng = np.random.default_rng(0)
+    others = {name: table.copy() for name, table in sound.items()}
+    for name, table in others.items():
+        timed = table[table["unit"].isin(("ms", "s", "us")) & (table["metric"] != WALL) & (table["status"] == "ok")]
+        cells = timed.groupby(parameters(EXPERIMENTS[name])).ngroup()
+        signs = rng.choice([-1, 1], cells.nunique())
+        for sign in (-1, 1):
+            multiply(table, timed.index[signs[cells] == sign], 1 + HONEST * sign)
+    failed = [check for check in all_checks(others) if check.outcome == "failed"]
+    assert [(check.check, check.detail) for check in failed] == []
 
 
 SHORT = {"forward": 0.3, "backward": 0.7, "device_bound": False}
@@ -124,12 +140,6 @@ def test_more_than_three_complaints_are_counted(sound):
     table = sound["end_to_end"].assign(value="float64")
     check = dtypes.dtypes_are_the_expected(tables | {"end_to_end": table})
     assert check.detail.endswith(f"(and {len(select(table, metric='logits_dtype')) - 3} more)")
-
-
-def test_two_machines_are_found(sound):
-    check = one_machine(sound | {"flash": sound["flash"].assign(gpu="")})
-    assert check.outcome == "failed"
-    assert "NVIDIA H200 and no GPU" in check.detail
 
 
 @pytest.mark.parametrize(

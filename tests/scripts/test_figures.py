@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from cs336_systems.record.measurement import parse_samples
 from scripts.rendering.contents import read_contents
+from scripts.rendering.style import legend, note, save, subplots
 from scripts.stages import draw
 from scripts.views.data import at_one_setting
 from tests.samples import ROOT
@@ -38,7 +39,6 @@ UNITS = {
 
 
 def figure_of(name: str, tables) -> Figure:
-    """A figure of the report, drawn from tables."""
     figure = FIGURES[name]
     sources = figure.sources(tables, {})
     return draw.drawn(figure.script, [at_one_setting(*source) for source in sources.items()])
@@ -73,7 +73,6 @@ def marks(axes: Axes) -> Iterator[numpy.ndarray]:
 
 
 def larger(table, units):
-    """A table in which every number in some units is larger."""
     table = table.copy()
     rows = table["unit"].isin(units) & table["mean"].notna()
     table.loc[rows, NUMBERS] = table.loc[rows, NUMBERS].astype(float) * LARGER
@@ -109,3 +108,21 @@ def test_legends_are_made_in_one_place():
     makers = [path for path in (ROOT / "scripts").rglob("*.py") if ".legend(" in path.read_text(encoding="utf-8")]
     own = ROOT / "scripts" / "rendering" / "style.py"
     assert makers == [own], f"{set(makers) - {own}}: end draw with legend(panels) of scripts/rendering/style.py"
+
+
+def test_a_legend_shows_each_name_once_with_the_colour_of_what_is_drawn():
+    colours = {"one": "red", "two": "green", "three": "blue"}
+    figure, panels = subplots(2)
+    for axes, names in zip(panels, (["one", "two"], ["two", "three"]), strict=True):
+        for name in names:
+            axes.plot([0, 1], [0, 1], color=colours[name], label=name)
+    legend(panels)
+    (made,) = figure.legends
+    shown = {text.get_text(): line.get_color() for text, line in zip(made.get_texts(), made.get_lines(), strict=True)}
+    assert shown == colours
+
+
+@pytest.mark.parametrize("name", ["$x$", "a$b{$", r"cost in $, or in $\frac", "a_b^c"])
+def test_a_name_with_dollar_signs_is_written_as_it_is(tmp_path, name):
+    save(note(f"operator {name}"), tmp_path / "figure.svg")
+    assert f"<!-- operator {name} -->" in (tmp_path / "figure.svg").read_text()

@@ -55,7 +55,6 @@ def words(figure):
 
 
 def table_of(answer):
-    """The table of an answer."""
     return next(each.table for each in (*answer.evidence, *answer.details) if isinstance(each, Captioned))
 
 

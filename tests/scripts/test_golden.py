@@ -15,6 +15,15 @@ ANSWER = re.compile(r'^#answer\("(.*?)", \[.*?\], \[(.*)\]\)$', re.MULTILINE)
 VERDICT = re.compile(r'^finding\("(.*?)", \[.*?\], \[(.*)\]\),$', re.MULTILINE)
 NO_NUMBER = re.compile(r".{0,60}(?<![\w.])(?:nan|inf|NaN|None(?! of))\b.{0,30}")
 BRANCHES = 200
+NARROW = "\u202f"
+WRONG = {
+    "the slower one named first": re.compile(r"\b(0\.\d+|1\.00)× as fast"),
+    "a negative time or memory": re.compile(rf"(?<![\w.])-\d[\d.]*{NARROW}"),
+    "an apostrophe that is printed as a prime": re.compile(r"\d's\b"),
+    "a span from a number to itself": re.compile(rf"(?<![\d.])([\d.]+(?:{NARROW}\S+?)?) to \1(?![\d.×])"),
+    "a caption that names a side, which may be empty": re.compile(r"^#picture\((?s:.*)\b([Ll]eft|[Rr]ight),"),
+}
+"""What no sentence has, whichever the machine."""
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +66,26 @@ def lacking(text):
 @pytest.mark.parametrize("machine", ["h200", "laptop", "sparse"])
 def test_an_approved_report_prints_numbers_only(texts, machine):
     assert lacking(texts[f"{machine}-report.typ"]) == []
+
+
+def sentences(machine):
+    """Sentences of an approved report outside of its tables, as they are read."""
+    lines = (golden.FOLDER / f"{machine}-report.typ").read_text(encoding="utf-8").splitlines()
+    prose = [line for line in lines if not line.startswith(("[", "#table", "table."))]
+    return re.split(r"(?<=[.\]])\s+", re.sub(r'#"([^"]*)";', r"\1", "\n".join(prose)))
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("machine", ["h200", "laptop", "sparse"])
+def test_no_sentence_says_what_its_numbers_cannot(machine, wrong):
+    assert [sentence for sentence in sentences(machine) if WRONG[wrong].search(sentence)] == []
+
+
+@pytest.mark.parametrize("machine", ["h200", "laptop", "sparse"])
+def test_no_bandwidth_is_above_what_memory_gives_unless_from_a_cache(machine):
+    of_peak = re.compile(rf"([\d.]+){NARROW}% of the peak bandwidth(, partly from L2)?")
+    matches = [match for sentence in sentences(machine) for match in of_peak.findall(sentence)]
+    assert not [share for share, cached in matches if float(share) > 90 and not cached]
 
 
 @pytest.mark.parametrize(("machine", "seed", "cells"), [("h200", 0, 0.05), ("laptop", 1, 0.3)])

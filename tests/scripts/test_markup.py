@@ -43,12 +43,6 @@ def test_markup_in_a_table_is_left_as_it_is(typeset):
     assert typeset(Table(["a"], [[Typst("*one* #(1 + 1)")]]).markup()) == "aone2"
 
 
-def test_a_row_of_one_cell_is_a_heading_over_all_columns(typeset):
-    table = Table(["size", "fp32"], [["2 GPUs"], ["small", "1"]])
-    assert 'table.cell(colspan: 2, align: left)[_#"2 GPUs";_]' in table.markup()
-    assert typeset(table.markup()) == "sizefp322GPUssmall1"
-
-
 def test_control_characters_are_spaces(typeset):
     assert string("a\x00\x1b[31m\r\n\tb\x7fc") == '"a [31m b c"'
     assert typeset(escape("a\x00\nb")) == "ab"
@@ -75,11 +69,6 @@ def test_templates_print_text_whole_numbers_and_markup(value, printed):
 def test_a_value_without_a_format_is_refused(value):
     with pytest.raises(TypeError, match="needs a format"):
         finalize(value)
-
-
-@pytest.mark.parametrize(("ratio", "printed"), [(1.384, "1.38×"), (12.468, "12.5×"), (134.7146, "135×")])
-def test_a_ratio_has_three_digits(ratio, printed):
-    assert markup.times(ratio) == printed
 
 
 @pytest.mark.parametrize("name", ["sig", "ms", "seconds", "times", "percent"])

@@ -176,6 +176,7 @@ FAULTS = {
     "machine": [
         (put(rows("end_to_end", **MEDIUM, metric="logits_dtype"), tf32=True), "end_to_end: .* TF32 in 1 rows"),
         (put(rows("flash", sequence=8192, **OURS), gpu="NVIDIA H100"), "NVIDIA H100 and NVIDIA H200"),
+        (put(rows("flash", sequence=8192, **OURS), gpu=""), "NVIDIA H200 and no GPU"),
         (put(rows("attention", sequence=8192), gpu_count=2), "attention: .* another number of GPUs in [1-9]"),
         (put(rows("flash", sequence=8192, **OURS), torch="2.12.0"), "flash: torch .* and 2.12.0"),
         (put(rows("end_to_end", **TRAINED), seed=1), "end_to_end: seed 0 and 1"),

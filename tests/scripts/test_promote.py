@@ -17,7 +17,6 @@ NOTE = b'{"otherData": {"note": "out of memory"}, "traceEvents": []}'
 
 @pytest.fixture
 def results(tmp_path):
-    """A machine's results: a CSV and a trace."""
     row = make_row(Accumulation(), summarize("sum", "", [10.0]), provenance())
     write_job(tmp_path / "results/cpu/raw/accumulation/all.csv", Accumulation, [row])
     (tmp_path / "results/cpu/traces").mkdir()

@@ -43,8 +43,6 @@ def test_each_check_has_its_own_outcome(monkeypatch, tmp_path):
 
 @pytest.fixture
 def judged(tmp_path):
-    """The verdict on checks with these outcomes."""
-
     def run(*outcomes, strict=False):
         checks, verdict = tmp_path / "checks.csv", tmp_path / "verdict.txt"
         checks_of(outcomes).to_csv(checks, index=False)

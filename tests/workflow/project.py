@@ -70,7 +70,6 @@ def shorten_report(folder: Path, sections: Collection[str]) -> None:
 
 
 def copy_files(source: Path, target: Path, names: Iterable[str | Path]) -> None:
-    """Copy the named files that exist, with their modification times."""
     for name in names:
         if (source / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +77,6 @@ def copy_files(source: Path, target: Path, names: Iterable[str | Path]) -> None:
 
 
 def edit_yaml(path: Path, **changes: object) -> None:
-    """Change top-level keys of a YAML file."""
     content = yaml.safe_load(path.read_text()) | changes
     path.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
@@ -114,7 +112,6 @@ def add_toy_parts(folder: Path) -> None:
 
 
 def add_lines(folder: Path, additions: Mapping[str, Iterable[Mapping[str, str]]]) -> None:
-    """Add lines to files, each time after a line that is there."""
     for name, entries in additions.items():
         for entry in entries:
             edit(folder / name, f"\n{entry['after']}\n", f"\n{entry['after']}\n{entry['lines']}")
@@ -140,12 +137,10 @@ def environment(folder: Path, gpus: int = 0) -> dict[str, str]:
 
 
 def snakemake(folder: Path, *arguments: str, check: bool = True, gpus: int = 0) -> str:
-    """Run Snakemake in a project and return all that it prints."""
     return python(folder, *SNAKEMAKE[1:], *arguments, check=check, gpus=gpus)
 
 
 def python(folder: Path, *arguments: str, check: bool = True, gpus: int = 0) -> str:
-    """Run Python in a project and return all that it prints."""
     done = subprocess.run(
         [sys.executable, *arguments], cwd=folder, env=environment(folder, gpus), text=True, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, check=False,
@@ -162,7 +157,6 @@ def start(command: list[str], folder: Path) -> subprocess.Popen:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait until something is true."""
     deadline = time.monotonic() + 90
     while not condition():
         assert time.monotonic() < deadline
@@ -170,7 +164,6 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def measured_jobs(folder: Path, *arguments: str, gpus: int = 0) -> set[str]:
-    """The measurements that a run makes, as experiment/job."""
     return set(re.findall(r"Measuring (\S+)", snakemake(folder, *arguments, gpus=gpus)))
 
 
@@ -180,7 +173,6 @@ def planned_jobs(folder: Path, *arguments: str, gpus: int = 0) -> set[str]:
 
 
 def planned_rules(folder: Path, *arguments: str, gpus: int = 0) -> set[str]:
-    """The rules for which a dry run plans a job."""
     return set(re.findall(r"^(\w+) +\d+$", snakemake(folder, "-n", *arguments, gpus=gpus), re.M)) - {"total"}
 
 
@@ -196,7 +188,6 @@ def rows(raw: Path) -> set[tuple]:
 
 
 def edit(path: Path, old: str, new: str) -> None:
-    """Replace a text that is there."""
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))

@@ -85,15 +85,6 @@ def test_a_file_in_the_place_of_a_folder_is_named(project):
 
 
 @pytest.mark.slow
-def test_a_missing_configuration_is_named(project):
-    config = project / "config.yaml"
-    before = config.read_text()
-    config.unlink()
-    assert "config.yaml: No such file" in refused(project)
-    config.write_text(before)
-
-
-@pytest.mark.slow
 def test_a_model_that_cannot_be_called_is_named_before_any_job_begins(project):
     output = snakemake(project, "end_to_end", "--config", "model=tests.support.raising_model:LM", check=False)
     assert "--config: model 'tests.support.raising_model:LM' cannot be loaded: RuntimeError: of itself" in output

@@ -55,7 +55,6 @@ def test_what_the_run_has_tested_is_tested_again_once_it_is_edited(folder):
 
 
 def run_gate(folder, *tests, **variables):
-    """Run the gate as a job does, for these tests."""
     command = ["bash", "rules/correctness.sh", "results/cpu/correctness", *(f"test_{name}" for name in tests)]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # the script calls the environment's python
     variables = {**environment(folder), "PATH": path, **variables}

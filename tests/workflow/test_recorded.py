@@ -1,4 +1,4 @@
-"""Recorded results: used only when they are named, never as what this machine measured."""
+"""Recorded results: used only when they are named; and how results are recorded: `snakemake promote` and `bundle`."""
 
 import csv
 import shutil
@@ -64,3 +64,20 @@ def test_what_was_measured_here_is_promoted_on_request(project):
     recorded, made = (project / folder / "cpu/traces/training_step.json.gz" for folder in ("recorded", "results"))
     assert recorded.read_bytes() == made.read_bytes()
     assert planned_jobs(project, "--config", "recorded=cpu") == set()
+
+
+def test_a_smoke_run_is_bundled_checked_and_promoted(project):
+    assert "cpu.crate.zip" in snakemake(project, "bundle")
+    made = project / "a bundle.zip"
+    shutil.move(project / "results/cpu/cpu.crate.zip", made)
+    snakemake(project, "bundle")
+    assert (project / "results/cpu/cpu.crate.zip").read_bytes() == made.read_bytes()
+    measured = rows(project / "results/cpu/raw")
+    shutil.rmtree(project / "results")
+    printed = snakemake(project, "check", "--config", f"bundle={made}")
+    assert "passed             rows " in printed
+    assert "passed             code " in printed
+    assert f"{made}: nothing failed" in printed
+    assert "cannot be decided  cards        none, which `snakemake card` makes" in printed
+    snakemake(project, "promote", "--config", f"bundle={made}")
+    assert rows(project / "recorded/cpu/raw") == measured != set()
