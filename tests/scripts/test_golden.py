@@ -21,6 +21,7 @@ WRONG = {
     "a negative time or memory": re.compile(rf"(?<![\w.])-\d[\d.]*{NARROW}"),
     "an apostrophe that is printed as a prime": re.compile(r"\d's\b"),
     "a span from a number to itself": re.compile(rf"(?<![\d.])([\d.]+(?:{NARROW}\S+?)?) to \1(?![\d.×])"),
+    "a paragraph of the first page that begins with a pronoun": re.compile(r"^#paragraph\[[^]]*\]\[(They|It|Its)\b"),
     "a caption that names a side, which may be empty": re.compile(r"^#picture\((?s:.*)\b([Ll]eft|[Rr]ight),"),
 }
 """What no sentence has, whichever the machine."""
