@@ -9,6 +9,7 @@ from cs336_systems.accounting.contenders import PASSES, UPDATE, ClosedForm, Rank
 from cs336_systems.accounting.peak_memory import peak
 from cs336_systems.accounting.setting import Scheme, Setting
 
+BUILDERS = "cs336_systems.benchmarks.comparison.builders"
 COMMON_MB = 100
 """The bucket size of contenders that are compared at a single size."""
 PEER_COPIES = 2
@@ -116,6 +117,16 @@ class Declared(Contender):
         if self.scheme == "FSDP":
             return max(use.total, gradients(cell) + use.parameters)
         return use.total + (PEER_COPIES * gradients(cell) if self.sends_to_peers(cell) else 0)
+
+
+def ours(name: str, title: str, **traits: Any) -> Declared:
+    """Declare a contender of this project, whose builder has its name unless the traits name another."""
+    return Declared(**{"name": name, "title": title, "builder": f"{BUILDERS}.ours:{name}"} | traits)
+
+
+def pytorchs(name: str, title: str, **traits: Any) -> Declared:
+    """Declare a contender of PyTorch, in the same way."""
+    return ours(name, title, **{"builder": f"{BUILDERS}.pytorch:{name}", "foreign": True} | traits)
 
 
 def names_of(contenders: Sequence[Contender]) -> tuple[str, ...]:

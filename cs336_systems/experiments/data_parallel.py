@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
@@ -19,7 +20,7 @@ from cs336_systems.accounting.contenders import (
 )
 from cs336_systems.accounting.setting import Setting
 from cs336_systems.experiments.base import ModelClass, ModelExperiment, NonNegative, Positive, Size
-from cs336_systems.experiments.contender import Declared, contender_settings, names_of
+from cs336_systems.experiments.contender import BUILDERS, Declared, contender_settings, names_of, ours, pytorchs
 from cs336_systems.implementations import parse_all
 
 PHASE_STEPS = 3
@@ -42,13 +43,7 @@ DDP_VIEW_MB = (25, 100, 400)
 PEER_MB = (100, 400)
 
 
-BUILDERS = "cs336_systems.benchmarks.comparison.builders"
-
-
-def _ours(name: str, title: str, **traits: Any) -> Declared:
-    """Declare a wrapper of this project, whose builder has its name."""
-    common = {"name": name, "title": title, "builder": f"{BUILDERS}.ours:{name}", "scheme": "data parallel"}
-    return Declared(**common | traits)
+_ours = partial(ours, scheme="data parallel")
 
 
 def _in_buckets(name: str, title: str, megabytes: int, **traits: Any) -> Declared:
@@ -59,16 +54,8 @@ def _in_buckets(name: str, title: str, megabytes: int, **traits: Any) -> Declare
 
 def _ddp(name: str, title: str, mebibytes: int, *, tuned: bool = True) -> Declared:
     """Declare DistributedDataParallel. By default it broadcasts buffers, and copies gradients out of its buckets."""
-    return Declared(
-        name=name,
-        title=title,
-        builder=f"{BUILDERS}.pytorch:{name}",
-        scheme="data parallel",
-        bucket_mb=mebibytes,
-        foreign=True,
-        sends=ddp(mebibytes, broadcasts=not tuned),
-        copies=1 if tuned else 2,
-    )
+    sends, copies = ddp(mebibytes, broadcasts=not tuned), 1 if tuned else 2
+    return pytorchs(name, title, scheme="data parallel", bucket_mb=mebibytes, sends=sends, copies=copies)
 
 
 CONTENDERS = (

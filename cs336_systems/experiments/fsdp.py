@@ -7,16 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from cs336_systems.accounting.contenders import by_block, by_layer, fully_shard, to_peers
 from cs336_systems.experiments.base import Size
-from cs336_systems.experiments.contender import COMMON_MB, Declared, names_of
-from cs336_systems.experiments.data_parallel import BASELINE, BUILDERS, PARTS, WORK, TrainingOnRanks, own_next_to
+from cs336_systems.experiments.contender import BUILDERS, COMMON_MB, Declared, names_of, ours
+from cs336_systems.experiments.data_parallel import BASELINE, PARTS, WORK, TrainingOnRanks, own_next_to
 
-
-def _ours(name: str, title: str, **traits: Any) -> Declared:
-    """Declare a contender of this project, whose builder has its name."""
-    return Declared(**{"name": name, "title": title, "builder": f"{BUILDERS}.ours:{name}"} | traits)
-
-
-_sharded = partial(_ours, scheme="FSDP", autocasts=False, copies=2)
+_sharded = partial(ours, scheme="FSDP", autocasts=False, copies=2)
 
 
 def _theirs(name: str, title: str, builder: str) -> Declared:
@@ -25,16 +19,15 @@ def _theirs(name: str, title: str, builder: str) -> Declared:
 
 
 CONTENDERS = (
-    _ours(BASELINE, "no communication", builder=f"{BUILDERS}.ours:alone", scheme="alone"),
-    _ours(
+    ours(BASELINE, "no communication", builder=f"{BUILDERS}.ours:alone", scheme="alone"),
+    ours(
         "symmetric_memory",
         "data parallel",
-        builder=f"{BUILDERS}.ours:symmetric_memory",
         scheme="data parallel",
         sends=to_peers(COMMON_MB),
         copies=4,
     ),
-    _ours(
+    ours(
         "sharded_optimizer",
         "sharded optimizer",
         scheme="sharded optimizer",

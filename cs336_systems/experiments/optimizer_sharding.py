@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar
 
 from cs336_systems.accounting.contenders import PASSES, UPDATE, broadcasts, by_owners, ddp, in_buckets, together
 from cs336_systems.accounting.setting import Scheme
-from cs336_systems.experiments.contender import COMMON_MB, Declared, names_of
-from cs336_systems.experiments.data_parallel import BUILDERS, DDP_MB, PARTS, WORK, TrainingOnRanks, own_next_to
+from cs336_systems.experiments.contender import BUILDERS, COMMON_MB, Declared, names_of, ours, pytorchs
+from cs336_systems.experiments.data_parallel import DDP_MB, PARTS, WORK, TrainingOnRanks, own_next_to
 
 HELD = ("parameters", "gradients", "optimizer_state")
 """Categories in which a rank's memory is counted, tensor by tensor."""
@@ -22,19 +22,9 @@ DDP = ddp(DDP_MB, broadcasts=True)
 SHARDED: Scheme = "sharded optimizer"
 
 
-def _ours(name: str, title: str, **traits: Any) -> Declared:
-    """Declare an optimizer of this project, whose builder has its name."""
-    common = {"name": name, "title": title, "builder": f"{BUILDERS}.ours:{name}", "scheme": SHARDED}
-    return Declared(**common | traits)
-
-
-def _theirs(name: str, title: str, **traits: Any) -> Declared:
-    """Declare an optimizer of PyTorch."""
-    builder = f"{BUILDERS}.pytorch:{name}"
-    return Declared(name=name, title=title, builder=builder, foreign=True, scheme=SHARDED, **traits)
-
-
-_zero = partial(_ours, scheme="ZeRO-2")
+_ours = partial(ours, scheme=SHARDED)
+_theirs = partial(pytorchs, scheme=SHARDED)
+_zero = partial(ours, scheme="ZeRO-2")
 CONTENDERS = (
     _ours(
         "unsharded",

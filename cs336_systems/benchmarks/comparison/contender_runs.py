@@ -51,8 +51,8 @@ from cs336_systems.benchmarks.comparison.training import (
 )
 from cs336_systems.benchmarks.comparison.turns import Turn
 from cs336_systems.benchmarks.ranks import check_memory, gather, slowest
-from cs336_systems.experiments.contender import Declared
-from cs336_systems.experiments.data_parallel import BASELINE, BUILDERS
+from cs336_systems.experiments.contender import BUILDERS, Declared
+from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.measure.memory import Unavailable, in_use, most_in_use, reset_peak
 from cs336_systems.measure.overlap import ALL_GATHER, REDUCE_SCATTER
 from cs336_systems.parallel.buckets import MB

@@ -16,8 +16,7 @@ from torch import Tensor
 from cs336_systems.benchmarks.comparison.gradients import relative, sample_weights
 from cs336_systems.benchmarks.comparison.messages import Messages
 from cs336_systems.benchmarks.comparison.training import Training
-from cs336_systems.experiments.contender import Declared
-from cs336_systems.experiments.data_parallel import BUILDERS
+from cs336_systems.experiments.contender import BUILDERS, Declared
 from cs336_systems.measure.memory import most_in_use, reset_peak
 
 REPLICATED = Declared(name="reference", title="reference", builder=f"{BUILDERS}.ours:naive", scheme="data parallel")
