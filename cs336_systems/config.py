@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, InitErrorDetails
 
 from cs336_systems.experiments.registry import EXPERIMENTS, KINDS
@@ -132,6 +132,20 @@ ItsScales = Annotated[
 ]
 
 
+def _prices(text: str) -> str:
+    """Refuse prices that are not above 0."""
+    if text != NONE and not all(float(price) > 0 for price in text.split(",")):
+        raise ValueError
+    return text
+
+
+def _percentage(text: str) -> str:
+    """Refuse a percentage that is not between 0 % and 100 %."""
+    if text != NONE and not 0 < float(text.removesuffix("%")) < 100:
+        raise ValueError
+    return text
+
+
 def _named(experiments: Any) -> Any:
     """Refuse an unknown experiment, and a configuration that lacks one of the report's experiments."""
     if not isinstance(experiments, dict):
@@ -171,6 +185,13 @@ class Config(Part):
     students: str = Field(description="none, or a folder with one folder for each student")
     strict: bool = Field(description="true or false")
     compared: str = Field(alias="with", min_length=1, description="none, a label in results/ or recorded/, or a folder")
+    price: (
+        Annotated[float, Field(gt=0, allow_inf_nan=False)]
+        | Annotated[str, Field(pattern=r"^(none|[0-9.]+(,[0-9.]+)?)$"), AfterValidator(_prices)]
+    ) = Field(description="none, or a price per GPU-hour above 0, or two of them as in 3.50,2.10")
+    fail_if_slower: Annotated[str, AfterValidator(_percentage)] = Field(
+        pattern="^(none|[0-9.]+%)$", description="none, or a percentage above 0% and below 100%, such as 5%"
+    )
     seed: int = Field(ge=0, le=LARGEST_SEED, description=f"a whole number from 0 to {LARGEST_SEED}")
     cell_timeout: int = Field(ge=1, le=10**6, description="a whole number of seconds, from 1 to 1000000")
     sizes: dict[Text, OwnShape] = Field(description="a mapping from a name to d_model, d_ff, num_layers and num_heads")

@@ -9,7 +9,7 @@ from pathlib import Path
 COMPARISON = f"{RESULTS}/comparison/{Path(COMPARED_WITH).resolve().name}"
 
 
-# Without output, so that it runs whenever it is requested.
+# Without output, so that it runs whenever it is requested, and its files are kept when a time is slower.
 rule compare:
     """Compare these results with others: verdicts on all times together, a page and a figure."""
     input:
@@ -21,10 +21,10 @@ rule compare:
         a=COMPARED_WITH,
         b=str(PLAN.raw),
         folder=COMPARISON,
+        price=f"--price={config['price']}" if config["price"] != NONE else "",
+        fail=f"--fail-if-slower={config['fail_if_slower']}" if config["fail_if_slower"] != NONE else "",
     message:
         "Comparing with {params.a}: {params.folder}/comparison.pdf"
     shell:
-        "(python -m cs336_systems.compare {params.a:q} {params.b:q}"
-        " --json {params.folder:q}/comparison.json --csv {params.folder:q}/comparison.csv"
-        " && python -m scripts.stages.comparison_page {params.folder:q}/comparison.json {params.folder:q}) 2> {log}"
+        "rules/compare.sh {params.a:q} {params.b:q} {params.folder:q} {params.price:q} {params.fail:q} 2> {log}"
         " || python -m cs336_systems.run.failure $? {log}"
