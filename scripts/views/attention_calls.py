@@ -64,4 +64,4 @@ def availability(table: DataFrame) -> str:
     if len(select(table, metric="forward_backward")):
         return ""
     why = table[table["status"] != "ok"]["message"]
-    return str(why.iloc[0]) if len(why) else "not run"
+    return str(why.iloc[0]) if len(why) else "its job was not run"

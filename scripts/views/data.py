@@ -146,7 +146,8 @@ def not_measured(table: DataFrame) -> str:
     """Why nothing of a table, or of its missing part, was measured: it was not run, or the reason from
     `with_reasons`.
     """
-    return f"not measured: {table.attrs.get(NOT_RUN, NOT_RUN)}"
+    why = table.attrs.get(NOT_RUN, NOT_RUN)
+    return NOT_RUN if why == NOT_RUN else f"not measured: {why}"
 
 
 def size_order(table: DataFrame) -> list[str]:
