@@ -144,8 +144,8 @@ def variability(known: DataFrame) -> Answer:
         asked="(b) Variability",
         verdict=say(
             ("In device-bound cells the spread is " if on_gpu else "The spread is ")
-            + ("large" if typical > WIDE else "not small everywhere" if wide else "small")
-            + ": a step's std is {typical:percent} of its mean ({cells}).",
+            + ("large" if typical > WIDE else "mostly small" if wide else "small")
+            + ": a std of {typical:percent} of the mean ({cells}).",
             typical=typical,
             cells=median_of(int((~bound).sum()), "cell"),
         ),
