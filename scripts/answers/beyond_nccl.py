@@ -39,7 +39,6 @@ def gain(table: DataFrame, rows: DataFrame, comparisons: Sequence[Duel]) -> Answ
     own = comparisons[0].first
     largest = max((duel.first for duel in comparisons), key=lambda row: int(row["processes"]))
     cell = select(rows, cell=comparisons[0].cell)
-    costs = [largest_cost(row) for row in (own, largest)[: 1 + (largest["cell"] != own["cell"])]]
     buckets, overlapped = fastest(cell, ["bucketed"]), fastest(cell, ["overlapped"])
     return duel_answer(
         "Against PyTorch",
@@ -50,20 +49,22 @@ def gain(table: DataFrame, rows: DataFrame, comparisons: Sequence[Duel]) -> Answ
             against(own, buckets).sentence("symmetric memory", "our best buckets", f"({comparisons[0].cell})"),
         ],
         reason=[
-            "In the profiled step, compute takes {own[stretched]:ms} longer than in the baseline; with _overlapped_, "
-            "which copies no gradients into buckets either, {slowed[stretched]:ms} longer. So most of the slow-down "
-            "likely comes from NCCL's kernels on the SMs, not from the bytes that are sent.",
-            "Symmetric memory takes {own[outside_memory]:gib} outside PyTorch's allocator.",
-            say("What limits it most, by the profiled steps: {costs:listing}.", costs=list(filter(None, costs))),
+            limits(own),
+            "With _overlapped_, which copies no gradients into buckets either, it loses {slowed[stretched]:ms} to "
+            "slower compute. So most of the slow-down likely comes from NCCL's kernels on the SMs, not from the bytes "
+            "that are sent.",
+            limits(largest) if largest["cell"] != own["cell"] else "",
+            "Symmetric memory takes {own[outside_memory]:gib} outside PyTorch's allocator ({own[cell]}).",
             yours(cell, {"our best": list(OURS), "PyTorch's best": PYTORCH}),
         ],
         slowed=None if overlapped is None or overlapped["stretched"] <= 2 * own["stretched"] else overlapped,
     )
 
 
-def largest_cost(row: Series) -> Typst:
-    """The largest part of a profiled step beyond the baseline's."""
-    parts = {"slower compute": row["stretched"], "uncovered communication": row["uncovered"], "idle time": row["idle"]}
-    part = max(parts, key=lambda name: parts[name])
-    ms = parts[part] if parts[part] > NOTICED else None
-    return say("{part}, {ms:ms} ({row[cell]})", part=part, ms=ms, row=row)
+def limits(row: Series) -> Typst:
+    """The parts of a profiled step beyond the baseline's."""
+    return say(
+        "The profiled step loses {row[stretched]:ms} to slower compute and {row[uncovered]:ms} to uncovered "
+        "communication ({row[cell]}).",
+        row=row if row["stretched"] > NOTICED else None,
+    )
