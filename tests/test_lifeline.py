@@ -25,7 +25,6 @@ time.sleep(SECONDS)
 print("done")
 """
 RUN_OF_A_JOB = """
-import socket
 import subprocess, sys
 from cs336_systems.lifeline import announce_run
 announce_run()

@@ -34,10 +34,16 @@ def test_a_bad_value_ends_in_a_sentence_and_status_two(command, capsys, experime
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("experiment", ["end_to_end", "memory_profile", "training_ladder", "block_memory"])
-def test_more_memory_than_a_cpu_has_is_a_result_at_once(command, capsys, experiment):
+@pytest.mark.parametrize(
+    ("experiment", "inputs"),
+    [
+        *((name, "--size small --context 99999999") for name in ("memory_profile", "training_ladder", "block_memory")),
+        *((name, "--sequence 2000000000") for name in ("attention", "flash")),
+    ],
+)
+def test_more_memory_than_a_cpu_has_is_a_result_at_once(command, capsys, experiment, inputs):
     """Linux would grant it, and end the process later."""
-    command(experiment, "--device", "cpu", "--size", "small", "--context", "99999999")
+    command(experiment, "--device", "cpu", *inputs.split())
     *_, row, _ = capsys.readouterr().out.strip().splitlines()
     assert re.search(r" oom .*(needs \d+ GB by closed form, and this machine has \d+|can't allocate memory)", row)
 

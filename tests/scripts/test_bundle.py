@@ -28,7 +28,7 @@ from scripts.stages.tables import merge_all
 from scripts.tools import archive
 from tests import golden
 from tests.samples import ROOT, config
-from tests.support.seal import copy_sealed, seal
+from tests.support.seal import seal
 
 RECORDED = ROOT / "recorded/nvidia-h200"
 SMALL = ("accumulation", "autocast_dtypes")
@@ -155,7 +155,7 @@ def test_recorded_files_are_never_replaced(results, tmp_path):
     assert [path for path in recorded.rglob("*") if path.is_file()] == [there]
     # Nor do two files get the same cells.
     there.unlink()
-    copy_sealed(RECORDED / CSV, there.with_name("other.csv"))
+    seal(shutil.copyfile(RECORDED / CSV, there.with_name("other.csv")))
     with pytest.raises(ValueError, match=r"/other\.csv, line 2: metric is 'sum', which .*/all\.csv, line 2"):
         promote(results, recorded, overwrite=False)
 

@@ -1,7 +1,6 @@
 """Small tables of a few rows, and a section's text as plain text."""
 
 import re
-from functools import cache
 
 from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.record.measurement import summarize
@@ -12,7 +11,7 @@ from scripts.stages.writeup import environment
 from scripts.views.data import frame
 from tests.samples import H200, ROOT, provenance
 
-GPU, CPU = provenance(**H200), provenance()
+GPU = provenance(**H200)
 NANO = {"size": "nano", "rounds": 1, "steps": 4}
 """Parameters of a small cell of training on several ranks."""
 EVEN, UNEVEN = [0.0] * 4, [-5.0, 5.0] * 2
@@ -61,23 +60,10 @@ def prose(section, answers, origin):
     def figure(name):
         return Typst(f"<fig-{name}>")
 
-    return filled(
-        f"sections/{section}",
-        a=answers | {key: part.markup(f"{section}-{key}", figure) for key, part in answers_of(answers).items()},
-        summary={"machine": "M", "gpu": origin.gpu, "peak": gpu_of(origin.gpu), "traced": "T"},
-        figure=figure,
-    )
-
-
-@cache
-def templates():
-    """All templates, each compiled once."""
-    return environment(ROOT / "report")
-
-
-def filled(template, **values):
-    """A template's text with some values, as plain text."""
-    return plain(templates().get_template(f"{template}.typ.j2").render(**values))
+    parts = {key: part.markup(f"{section}-{key}", figure) for key, part in answers_of(answers).items()}
+    summary = {"machine": "M", "gpu": origin.gpu, "peak": gpu_of(origin.gpu), "traced": "T"}
+    template = environment(ROOT / "report").get_template(f"sections/{section}.typ.j2")
+    return plain(template.render(a=answers | parts, summary=summary, figure=figure))
 
 
 def plain(text):
