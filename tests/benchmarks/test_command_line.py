@@ -86,6 +86,7 @@ def test_every_experiment_has_a_module_that_measures_it():
     assert {path.stem for path in Path(ROOT, "cs336_systems", "benchmarks").glob("[!_]*.py")} == {
         *KINDS,
         "command_line",
+        "ranks",
         "runner",
     }
 
