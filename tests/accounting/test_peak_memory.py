@@ -1,13 +1,12 @@
 """The closed form of a step's peak, against tensors that PyTorch keeps and an allocator that the test runs."""
 
-import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 from cs336_systems.accounting import kept_activations as kept
-from cs336_systems.accounting.bucketed_bytes import bucketed_bytes, grouped
+from cs336_systems.accounting.bucketed_bytes import grouped
 from cs336_systems.accounting.peak_memory import moments, peak
 from cs336_systems.accounting.setting import Setting
 from cs336_systems.accounting.transformer import weight_sizes
@@ -68,14 +67,6 @@ def test_recomputing_every_block_keeps_one_block_at_a_time():
     assert none > one > two
     activations = max(use.activations for use in moments(replace(fused, recomputed=3)))
     assert kept.kept_block(fused) < activations < 2 * kept.kept_block(fused)
-
-
-def test_lone_gradients_stay_out_of_buckets():
-    setting = replace(SETTING, scheme="data parallel", ranks=2)
-    assert bucketed_bytes(replace(setting, bucket_mb=math.inf)) == 4 * setting.weights
-    assert bucketed_bytes(replace(setting, bucket_mb=None)) == 0
-    largest = 4 * 131 * 60 / 1e6
-    assert bucketed_bytes(replace(setting, bucket_mb=largest)) < 4 * (setting.weights - 2 * 131 * 60) + 1
 
 
 def test_a_bucket_is_closed_before_it_would_be_too_large():
