@@ -55,7 +55,7 @@ def tiles(section: Answers) -> list[Tile]:
         return []
     small, large = section["ends"]
     fast, slow, ratio = faster_one(large["gain"])
-    what = f"speed in {fast} over {slow}, by {section['of']}: {large['label']} at context {large['context']}"
+    what = f"as fast in {fast} as in {slow}, by {section['of']}: {large['label']} at context {large['context']}"
     other = "" if small["label"] == large["label"] else f" ({times(small['gain'])} for {small['label']})"
     return [Tile(times(ratio), what + other)]
 
@@ -176,7 +176,7 @@ def why(here: DataFrame, profile: DataFrame) -> Typst:
         "At {row[label]}, context {context}, matmuls take {row[matmuls fp32]:ms} in fp32 and {row[matmuls bf16]:ms} in "
         "bf16 ({matmuls:times}); everything else, including autocast's casts, takes {row[the rest fp32]:ms} and "
         "{row[the rest bf16]:ms}.",
-        "So a model gains more, the larger the share of its matmuls."
+        "So the larger the share of matmuls, the more a model gains."
         if len(here) > 1 and matmuls > max(rest, 1)
         else "",
         row=row,

@@ -36,7 +36,7 @@ def times(table: DataFrame, cells: DataFrame) -> Answer:
         or facts.say("Plain attention fits into memory at every measured length, up to {cell[sequence]} tokens."),
         more=facts.say(
             "At {cell[sequence]} tokens, forward takes {forward:span ms} and backward {backward:span ms} (d = {d}).",
-            "Doubling the tokens takes {growth:times} the time (d = {cell[d]}).",
+            "Both passes together take {growth:times} as long as at half the tokens (d = {cell[d]}).",
             growth=growth(cells),
         ),
         evidence=Captioned(

@@ -71,7 +71,7 @@ def limits(end_to_end: DataFrame, profile: Answers) -> Typst:
     sentences = []
     for precision, rows in steps.groupby("precision", sort=False):
         late = list(rows.loc[rows["host_bound"].astype(bool), "label"])
-        where = say(" with {late:listing}", late=late) if len(late) < len(rows) else NOTHING
+        where = say(" for {late:listing},", late=late) if len(late) < len(rows) else NOTHING
         sentences += [
             say(
                 "In {precision}, {who} busy for {busy} of the time"

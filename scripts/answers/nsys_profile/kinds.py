@@ -149,8 +149,8 @@ def limits(roof: DataFrame) -> Typst:
         fast, moved = select(own, memory=False), select(own, memory=True)["of_bandwidth"]
         sentences += [
             say(
-                "In {precision}, {fast:listing} reach {rates:span percent} of the peak rate. For the other kernels "
-                "drawn, the roof is the memory bandwidth, of which they reach {moved:span percent}"
+                "In {precision}, {fast:listing} reach {rates:span percent} of the peak rate. For the others in "
+                "@fig-roofline, the roof is the memory bandwidth, of which they reach {moved:span percent}"
                 + ("; some of their bytes likely come from L2." if moved.max() > COPIED else "."),
                 precision=precision,
                 fast=list(fast["kind"]),
