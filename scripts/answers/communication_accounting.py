@@ -102,12 +102,10 @@ def sharded() -> Answer:
     facts = Facts(memory=TPU_V5P.memory / GB, least=fewest[1][0], tokens=BATCHES[1], alone=alone)
     return Answer(
         "(b) Sharded",
+        facts.say('{least} devices with {tokens} tokens: $N > (16 P + A \\/ 2) \\/ ({memory:whole} "GB" - A \\/ 2)$.'),
         facts.say(
-            "{least} devices with {tokens} tokens: $N > (16 P + A \\/ 2) \\/ "
-            '({memory:whole} "GB" - A \\/ 2)$, activations $A$.'
-        ),
-        facts.say(
-            "The state alone needs {alone}; from {most} tokens on, no number of devices is enough.",
+            "Activations take $A$ bytes. The state alone needs {alone}; from {most} tokens on, no number of devices "
+            "is enough.",
             most=math.ceil(TPU_V5P.memory / (XXL.saved_bytes / 2)),
         ),
         evidence=closed_forms(head, body, "The fewest devices, for each assumption on what is sharded.", groups=groups),

@@ -147,8 +147,8 @@ def model(all_reduce: DataFrame, rows: DataFrame) -> Answer:
             legend={"stretched / ms": "Stretched: compute beyond the baseline's in the profiled step"},
         ),
         reason=facts.say(
-            "Here s = {asked[communicated]:size}; the line through the all-reduces of {asked[processes]} processes "
-            "gives w = {asked[bandwidth]:GB/s} and o = {asked[call]:µs}.",
+            "The gradients take {asked[communicated]:size}; the fit to all-reduces between {asked[processes]} "
+            "processes gives a bandwidth of {asked[bandwidth]:GB/s} and an overhead of {asked[call]:µs}.",
             "The model ignores that compute takes longer than without communication, by {slowed[stretched]:ms} in the "
             "profiled step.",
         ),

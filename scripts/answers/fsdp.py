@@ -101,7 +101,7 @@ def pytorch(table: DataFrame, rows: DataFrame, comparisons: list[Duel]) -> Answe
             + tell(
                 TUNED in set(rows["contender"]),
                 "; _tuned_, it prefetches two blocks in both passes"
-                + (" and has its buffers in NCCL's memory." if asked.first["gpu"] else "."),
+                + (" and takes its communication buffers from NCCL's allocator." if asked.first["gpu"] else "."),
                 ".",
             ),
             "Tuned fully_shard was not measured with {untuned:listing}.",

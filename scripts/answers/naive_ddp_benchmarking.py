@@ -51,8 +51,7 @@ def share(table: DataFrame, rows: DataFrame) -> Answer:
         ),
         evidence=every_wrapper(table, rows),
         reason=facts.say(
-            "The wrapper all-reduces {naive[messages]:whole} gradients one by one, {naive[communicated]:size} "
-            "together.",
+            "_Naive_ all-reduces {naive[messages]:whole} gradients one by one, {naive[communicated]:size} together.",
             "The additional idle time is {microseconds / naive[messages]:µs} per call on average; its cause is not "
             "known.",
             "In other settings exposed communication is {others:listing} of the step.",

@@ -117,7 +117,7 @@ def memory_answer(table: DataFrame) -> Answer:
                 "are freed before the update.",
                 "",
             ),
-            f"PyTorch's `DistributedDataParallel`, behind which its optimizer runs, keeps copies of all gradients "
+            f"PyTorch's `DistributedDataParallel` keeps copies of all gradients "
             f"({{copied:{unit}}}) in buckets, unless gradients are views of the buckets.",
             error=(asked["peak"] / asked["predicted_peak"] - 1).abs().max(),
             copied=gradients if rest > gradients else None,

@@ -148,7 +148,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, extremes: list[DataFrame], miss
             "These are the first {cool:whole} steps, on a cool GPU; at the power limit later steps are slower.",
             "Timed alone in the same job (@fig-ladder), the parts of a bf16 step take {parts[floor]:ms}: matmuls "
             "{parts[matmuls]:ms}, attention {parts[attention]:ms}, the update {parts[update]:ms}, and norms and the "
-            "rest {parts[norms and elementwise]:ms} (their bytes at a copy's speed).",
+            "rest {parts[norms and elementwise]:ms} (estimated: their bytes at a copy's speed).",
             "{best[label]} runs out of memory with {lost:listing}.",
         ),
         evidence=PICTURES if extremes else (),
@@ -197,7 +197,7 @@ def sizes(rungs: DataFrame, extremes: list[DataFrame]) -> Answer:
         evidence=Captioned(
             grid(best, SIZES, text_columns=3),
             "The rung with the shortest median step"
-            + ("" if single else f" of each model and batch ({alone} of {len(best)} with one rung)")
+            + ("" if single else f" of each model and batch ({alone} of {len(best)} measured with one rung only)")
             + ", and the sum of a bf16 step's parts, timed alone. The sum's p20–p80 adds up the parts' percentiles. "
             "MFU: share of the bf16 peak; mJ per token by the driver's counter"
             + ("." if best["first_steps"].notna().any() else ", in a longer run, whose steps may be slower."),
@@ -260,11 +260,11 @@ def several(table: DataFrame) -> Answer:
         more=facts.say("With {name}" + how + " a step takes {row[step]:ms}, or {row[tokens]:whole} tokens/s."),
         evidence=Captioned(
             grid(on_gpus.assign(replayed=on_gpus["graph"].map({True: "yes", False: "no"})), WRAPPED, text_columns=4),
-            "One training step of all GPUs, each on its own sequences; times of the slowest. No communication: the "
-            "last rung on each GPU. Data-parallel wrapper: gradients are averaged in buckets during the backward pass, "
-            "then each GPU updates every weight. Sharded optimizer: each GPU updates its share during the backward "
-            "pass. FSDP: weights are sharded in fp32 and gathered in bf16 by block, and blocks are compiled, not "
-            "fused. Steps with a CUDA graph are not compared with steps without one.",
+            "One training step of all GPUs, each on its own sequences; times are the slowest GPU's. No communication: "
+            "the last rung on each GPU. Data-parallel wrapper: gradients are averaged in buckets during the backward "
+            "pass, then each GPU updates every weight. Sharded optimizer: each GPU updates its share during the "
+            "backward pass. FSDP: weights are sharded in fp32 and gathered in bf16 by block, and blocks are compiled, "
+            "not fused. Steps with a CUDA graph are not compared with steps without one.",
         ),
     )
 
@@ -372,7 +372,7 @@ def learning(table: DataFrame) -> Answer:
         ),
         reason=facts.say(
             "A small model learns a Markov chain: in fp32 from {exact[n]:whole} seeds, on each other rung from the "
-            "first only; from this one fp32 ends at {same}.",
+            "first only. From the first seed, fp32 ends at {same}.",
             "± is one standard deviation; the spread is {scatter} of them.",
             "The first step's gradients differ from fp32's by {errors:span percent}.",
             "FP8 ends at {loss} nat, and its first gradients differ by {fp8[error]:percent}.",

@@ -106,8 +106,8 @@ def measured(tables: Tables, parts: DataFrame) -> Answer:
         ),
         evidence=Captioned(
             grid(parts, MEASURED),
-            f"Measured parts of the step, medians of {n:.0f} steps. Passes: forward and backward, whose gradients are "
-            "dropped. Planned: the closed-form peak, used to choose how many blocks to recompute. Cold start: from "
+            f"Measured parts of the step, medians of {n:.0f} steps. Passes: forward and backward, without the update. "
+            "Planned: the closed-form peak, used to choose how many blocks to recompute. Cold start: from "
             "the start of the process to the end of its first step. GB are 10⁹ bytes.",
         ),
         reason=say(

@@ -36,7 +36,7 @@ VERSIONS = {
 IN_FULL = {
     r"each process needs .* GB of memory, and .* GB are free.*": "a process would need more memory than is free",
     r"It does not fit: a rank needs .*": "a rank needs more memory than is free, less a reserve",
-    r"not a decision of this pass here|this pass does not use it here": "this pass does not make the reverted decision",
+    r"not a decision of this pass here|this pass does not use it here": "the decision does not apply to this pass",
 }
 """Recorded messages whose numbers differ by cell, or that are unclear without their cell, in other words."""
 UNKNOWN = {"cores": "0", "gpu_count": "0"}

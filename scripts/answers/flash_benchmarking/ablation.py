@@ -45,7 +45,7 @@ def ablation(table: DataFrame, ours: str) -> Answer:
             legend={"–": "–: does not apply", **MARKS},
         ),
         reason=say(
-            "Outside this table, this GPU runs the Gluon kernels at such lengths in bf16 (@sec-flash_forward)."
+            "At such lengths in bf16 this GPU otherwise runs the Gluon kernels (@sec-flash_forward)."
             if "Gluon" in ours
             else "",
             "Each decision is reverted alone, with the tiles that were chosen with it. If these tiles no longer suit, "
