@@ -4,7 +4,7 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.record.rows import parameters
-from scripts.rendering.answer import NOTHING, Answer, Answers, Captioned, Facts, Tables, count, say, tell
+from scripts.rendering.answer import NOTHING, Answer, Answers, Captioned, Facts, Tables, choose, count, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Tile, Typst, times
 from scripts.views.data import PRECISIONS, last, measured_gpu, reference_context, select
@@ -86,7 +86,7 @@ def data_types(dtypes: DataFrame) -> Answer:
     return Answer(
         asked="(a) Data types",
         verdict=say(
-            tell(
+            choose(
                 as_expected,
                 "Under autocast, matmuls return the low precision; parameters, gradients and loss stay fp32.",
                 "Autocast gives fp16 for {lowered:listing}.",
@@ -97,7 +97,7 @@ def data_types(dtypes: DataFrame) -> Answer:
             "LayerNorm returns {kinds:listing}.",
             kinds=list(dict.fromkeys(map(SHORT.get, dtypes.loc["norm_output", ["fp16", "bf16"]]))),
         ),
-        evidence=Captioned(
+        results=Captioned(
             grid(
                 dtypes,
                 {"component": "{title}", "autocast to fp16": "{fp16}", "autocast to bf16": "{bf16}"},
@@ -142,7 +142,7 @@ def speed_answer(here: DataFrame, profile: DataFrame, *, on_gpu: bool) -> Answer
         ),
         more=say(
             "At {bound} of {sizes} the step is host-bound in at least one precision, so device times are compared.",
-            tell(
+            choose(
                 gains.is_monotonic_increasing if len(here) > 1 else None,
                 "The gain grows with the model.",
                 "The gain does not grow steadily with the model.",
@@ -150,7 +150,7 @@ def speed_answer(here: DataFrame, profile: DataFrame, *, on_gpu: bool) -> Answer
             bound=bound if bound and on_gpu else None,
             sizes=count(len(here), "size"),
         ),
-        evidence=Captioned(
+        results=Captioned(
             grid(here, SPEED),
             f"Sums of the phases' medians in ms, eager, context {small['context']}.",
             legend={

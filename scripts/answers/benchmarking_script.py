@@ -14,11 +14,11 @@ from scripts.rendering.answer import (
     Captioned,
     Facts,
     Tables,
+    choose,
     count,
     least_and_most,
     median_of,
     say,
-    tell,
 )
 from scripts.rendering.grid import NONE, Columns, grid
 from scripts.rendering.markup import Table, mean_std
@@ -83,7 +83,7 @@ def times(table: DataFrame, eager: DataFrame) -> Answer:
             share=least_and_most(on_device["optimizer"] / on_device["step"]),
             cells=count(len(on_device), "device-bound cell" if on_device["busy"].notna().any() else "cell"),
         ),
-        evidence=Captioned(
+        results=Captioned(
             times_table(plain, eager, context),
             f"Mean ± std of the timed steps, context {context} unless given.",
             legend={
@@ -123,7 +123,7 @@ def host_overhead(known: DataFrame) -> Answer:
             share=least_and_most(both["launches_compiled"] / both["launches"]),
             cells=count(len(both), "cell"),
         ),
-        evidence="host_costs",
+        results="host_costs",
         reason=say(
             "A kernel of a host-bound step runs for {short:µs} on average, one of a device-bound step for {long:µs} "
             "(medians of the steps): short contexts, small models and bf16 make kernels short.",
@@ -158,7 +158,7 @@ def variability(known: DataFrame) -> Answer:
             cells=median_of(int(bound.sum()), "cell"),
         ),
         reason=say(
-            tell(
+            choose(
                 on_gpu,
                 "Other work on the host can delay launches; this lengthens the step only if the device waits for "
                 "launches.",
@@ -198,7 +198,7 @@ def warmup(table: DataFrame) -> Answer:
         )
         if len(later) == 1
         else facts.say(
-            tell(
+            choose(
                 not len(late),
                 "One warm-up step is enough: after it, no first timed step exceeds the slowest later one by more than "
                 "{limit:percent} ({runs}).",
@@ -208,7 +208,7 @@ def warmup(table: DataFrame) -> Answer:
             limit=NOTICEABLE,
             where=[f"{step['label']}, w = {step['warmup']}" for _, step in late.iterrows()],
         ),
-        evidence=Captioned(
+        results=Captioned(
             warmup_table(cold),
             say(
                 "Forward + backward by number w of warm-up steps, each a new process; context {row[context]}, "
@@ -218,8 +218,8 @@ def warmup(table: DataFrame) -> Answer:
         ),
         reason=facts.say(
             "Without warm-up, the allocator asks the driver for memory {asked} times during the timed steps; after a "
-            "warm-up step, " + tell(not later["device_allocations"].max(), "never.", "up to {later:whole} times."),
-            tell(
+            "warm-up step, " + choose(not later["device_allocations"].max(), "never.", "up to {later:whole} times."),
+            choose(
                 bool(asked) if len(slower) else None,
                 "Other likely causes, not timed separately: CUDA loads each kernel's module at its first launch, and "
                 "cuBLAS creates its workspace and picks an algorithm for each shape.",

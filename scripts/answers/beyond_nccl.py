@@ -8,7 +8,7 @@ from scripts.rendering.answer import Answer, Answers, Tables, say
 from scripts.rendering.markup import Tile, Typst, escape, times
 from scripts.views.comparison import Duel, duels, fastest, yours
 from scripts.views.data import select
-from scripts.views.data_parallel import NOTICED, OURS, PYTORCH, duel_answer, why_untold, wrappers
+from scripts.views.data_parallel import NOTICED, OURS, PYTORCH, duel_answer, why_missing, wrappers
 from scripts.views.verdicts import against
 
 
@@ -35,7 +35,7 @@ def tiles(section: Answers) -> list[Tile]:
 def gain(table: DataFrame, rows: DataFrame, comparisons: Sequence[Duel]) -> Answer:
     """Our wrapper against PyTorch's and our buckets at their best."""
     if not comparisons:
-        return Answer("Against PyTorch", missing=why_untold(table, rows))
+        return Answer("Against PyTorch", missing=why_missing(table, rows))
     own = comparisons[0].first
     largest = max((duel.first for duel in comparisons), key=lambda row: int(row["processes"]))
     cell = select(rows, cell=comparisons[0].cell)

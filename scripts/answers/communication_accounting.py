@@ -67,7 +67,7 @@ def memory() -> Answer:
             "The state takes {state:GB}, or {gpus[0]} H100s of 80 GB; each token adds {saved:MB} for the backward pass."
         ),
         facts.say("With {tokens} tokens, {gpus[1]} H100s are needed."),
-        evidence=closed_forms(head, body, "Memory for training XXL without checkpointing."),
+        results=closed_forms(head, body, "Memory for training XXL without checkpointing."),
     )
 
 
@@ -108,7 +108,7 @@ def sharded() -> Answer:
             "is enough.",
             most=math.ceil(TPU_V5P.memory / (XXL.saved_bytes / 2)),
         ),
-        evidence=closed_forms(head, body, "The fewest devices, for each assumption on what is sharded.", groups=groups),
+        results=closed_forms(head, body, "The fewest devices, for each assumption on what is sharded.", groups=groups),
     )
 
 
@@ -138,7 +138,7 @@ def batch() -> Answer:
         "(c) Compute-bound",
         facts.say("The forward pass is compute-bound from {each} tokens per device on, {all} in total."),
         facts.say("If the two collectives run in turn, from {each_in_turn} and {in_turn}."),
-        evidence=closed_forms(head, body, "The smallest compute-bound batch in tokens, under several interpretations."),
+        results=closed_forms(head, body, "The smallest compute-bound batch in tokens, under several interpretations."),
     )
 
 
@@ -156,7 +156,7 @@ def tricks(split: Mesh) -> Answer:
     return Answer(
         "(d) Smaller batches",
         say(verdict, tensor=split.tensor),
-        evidence=closed_forms(head, body, "The smallest batch with each of these, with both collectives at once."),
+        results=closed_forms(head, body, "The smallest batch with each of these, with both collectives at once."),
     )
 
 

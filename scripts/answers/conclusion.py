@@ -93,7 +93,7 @@ def weak_scaling(wrappers: DataFrame, best: Series | None, why: str) -> Answer:
             "PyTorch's DDP reaches {others:listing}.",
             "The baseline is the same step without communication ({setting}).",
         ),
-        evidence=["weak_scaling"] if best["gpu"] else [],
+        results=["weak_scaling"] if best["gpu"] else [],
         details=[] if best["gpu"] else ["weak_scaling"],
         reason="The profiled steps in @sec-naive_ddp_benchmarking show where the rest of the time goes.",
     )

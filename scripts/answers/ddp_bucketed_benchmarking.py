@@ -2,13 +2,13 @@
 
 from pandas import DataFrame, Series
 
-from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, say, tell
+from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, choose, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst
 from scripts.views.bucket_sizes import bucket_model
 from scripts.views.comparison import device_bound, duels, fastest, preferred_cells
 from scripts.views.data import select
-from scripts.views.data_parallel import elsewhere, why_untold, wrappers
+from scripts.views.data_parallel import elsewhere, why_missing, wrappers
 from scripts.views.verdicts import LEAST, against
 
 MODEL: Columns = {
@@ -49,7 +49,7 @@ def in_between(sizes: DataFrame) -> bool | None:
 def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> Answer:
     """Sub-question (a): the step by bucket size, expectation and result."""
     if not swept:
-        return Answer("(a) Bucket sizes", missing=why_untold(table, rows))
+        return Answer("(a) Bucket sizes", missing=why_missing(table, rows))
     asked, best = swept[0], best_of(swept[0])
     holds = [in_between(sizes) for sizes in swept]
     over = sorted(duels(rows, ["bucketed"], ["overlapped"]), key=lambda duel: duel.speed.faster is None)
@@ -70,7 +70,7 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
     return Answer(
         asked="(a) Bucket sizes",
         verdict=facts.say(
-            tell(
+            choose(
                 holds[0],
                 "As expected, an intermediate size is best: {best[bucket_mb]} MB, {best[median]:ms}"
                 if all(holds)
@@ -88,7 +88,7 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
             if holds[0] and not all(holds)
             else "",
         ),
-        evidence="ddp_bucket_sizes" if any(sizes["exposed"].notna().any() for sizes in swept) else (),
+        results="ddp_bucket_sizes" if any(sizes["exposed"].notna().any() for sizes in swept) else (),
         reason=facts.say(
             "Best in other settings: {others:listing}.",
             same_calls(asked),
@@ -140,7 +140,7 @@ def model(all_reduce: DataFrame, rows: DataFrame) -> Answer:
         more="Then 2√(s·o/w) seconds of communication are exposed."
         if asked is None
         else facts.say("The shortest measured step, with {asked[bucket_mb]} MB, has {asked[exposed]:ms} exposed."),
-        evidence=Captioned(
+        results=Captioned(
             grid(DataFrame(lines), MODEL),
             "The model's best bucket size and its exposed communication, next to the size with the shortest measured "
             "step.",

@@ -6,7 +6,7 @@ from scripts.rendering.answer import Answer, Answers, Facts, Tables
 from scripts.views.comparison import duels, fastest, traced_cell
 from scripts.views.comparison_tables import missing
 from scripts.views.data import select
-from scripts.views.data_parallel import duel_answer, why_untold, wrappers
+from scripts.views.data_parallel import duel_answer, why_missing, wrappers
 from scripts.views.verdicts import against
 
 WRAPPERS = {"naive": ["naive"], "flat": ["flat"], "overlapped": ["overlapped"]}
@@ -24,7 +24,7 @@ def time(table: DataFrame, rows: DataFrame) -> Answer:
     """Sub-question (a): the step against the previous two."""
     comparisons = duels(rows, ["overlapped"], ["flat"])
     if not comparisons:
-        return Answer("(a) Step time", missing=why_untold(table, rows))
+        return Answer("(a) Step time", missing=why_missing(table, rows))
     own, naive = comparisons[0].first, fastest(select(rows, cell=comparisons[0].cell), ["naive"])
     return duel_answer(
         "(a) Step time",
@@ -53,6 +53,6 @@ def traces(table: DataFrame, rows: DataFrame) -> Answer:
             "{naive[hidden_share]:percent}."
         ),
         more=facts.say("The flat wrapper hides {flat[hidden_share]:percent} (one step each, rank 0, {flat[cell]})."),
-        evidence="ddp_timelines",
+        results="ddp_timelines",
         missing="No step was profiled: a trace of kernels needs a GPU." if len(rows) else missing(table),
     )

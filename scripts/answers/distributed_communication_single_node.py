@@ -73,7 +73,7 @@ def times(cells: DataFrame, gpu: str) -> Answer:
                 else ", in host memory: no GPU took part."
             )
         ),
-        evidence="all_reduce_time",
+        results="all_reduce_time",
         reason=facts.say(
             "Over NCCL the bus bandwidth reaches {best[bus_bandwidth]:GB/s} ({best[processes]} processes, "
             "{best[megabytes]} MB), {best[bus_bandwidth] / link:percent} of the link's {link:GB/s} per direction.",
@@ -105,7 +105,7 @@ def interaction(cells: DataFrame, fits: Lines) -> Answer:
             "{ends[1][1]:percent} at {ends[1][0]:whole} MB.",
             "So small gradients are better sent together." if line and line.half > sizes.min() else "",
         ),
-        evidence=Captioned(
+        results=Captioned(
             grid(fitted, FITS),
             "Overhead o and bandwidth w (of the message) of an all-reduce between n processes, "
             + (

@@ -6,14 +6,14 @@ from cs336_systems.compare.speed import SAME
 from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.limits import AHEAD, REDUCTIONS
-from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, say, tell
+from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, choose, say
 from scripts.rendering.grid import Columns
 from scripts.rendering.markup import Tile, escape, times
 from scripts.views.closed_forms import sized
 from scripts.views.comparison import Duel, contenders, device_bound, duels, fastest, first_cell, yours
 from scripts.views.comparison_tables import MEMORY, STARS, STEP, contender_table, estimated, missing, setting
 from scripts.views.data import first, select, size_order
-from scripts.views.data_parallel import elsewhere, why_untold
+from scripts.views.data_parallel import elsewhere, why_missing
 from scripts.views.fsdp import OURS, PYTORCH, whole_weights
 from scripts.views.units import GIB
 
@@ -75,7 +75,7 @@ def against_pytorch(rows: DataFrame) -> list[Duel]:
 def pytorch(table: DataFrame, rows: DataFrame, comparisons: list[Duel]) -> Answer:
     """Which step is shorter for the largest model, and the steps of every device-bound cell."""
     if not comparisons:
-        return Answer("Against fully_shard", missing=why_untold(table, rows))
+        return Answer("Against fully_shard", missing=why_missing(table, rows))
     asked = comparisons[0]
     facts = Facts(own=asked.first, theirs=asked.other, row=first(rows))
     cells = [duel.cell for duel in comparisons]
@@ -88,7 +88,7 @@ def pytorch(table: DataFrame, rows: DataFrame, comparisons: list[Duel]) -> Answe
             elsewhere(comparisons, ", against the faster fully_shard"),
             yours(select(rows, cell=asked.cell), {"FSDP (ours)": OURS}),
         ),
-        evidence=Captioned(
+        results=Captioned(
             contender_table(FullyShardedTraining, table, device_bound(rows), COLUMNS),
             facts.say("Training steps: median, 20th and 80th percentile of {row[n]:whole} steps."),
             legend={
@@ -98,7 +98,7 @@ def pytorch(table: DataFrame, rows: DataFrame, comparisons: list[Duel]) -> Answe
         ),
         reason=facts.say(
             "`fully_shard` uses its default prefetching"
-            + tell(
+            + choose(
                 TUNED in set(rows["contender"]),
                 "; _tuned_, it prefetches two blocks in both passes"
                 + (" and takes its communication buffers from NCCL's allocator." if asked.first["gpu"] else "."),
@@ -118,7 +118,7 @@ def whole(table: DataFrame, rows: DataFrame) -> Answer:
     if not comparisons:
         lost = first(table[(table["wrapper"] == WHOLE) & (table["status"] == "skipped")])
         why = "" if lost is None else f"Data parallelism was not measured: {estimated(lost['message'])}."
-        return Answer("Against unsharded weights", missing=why or why_untold(table, rows))
+        return Answer("Against unsharded weights", missing=why or why_missing(table, rows))
     own, other, gain = comparisons[0].first, comparisons[0].other, comparisons[0].speed
     state, plain = (first(select(rows, cell=own["cell"], contender=name)) for name in (SHARDED_STATE, BASELINE))
     facts = Facts(own=own, other=other, state=state, plain=plain, share=gain.share)
@@ -128,7 +128,9 @@ def whole(table: DataFrame, rows: DataFrame) -> Answer:
         missing="Peak memory is counted on GPUs only.",
         verdict=facts.say("FSDP takes {own[memory]:gib} per rank, data parallelism {other[memory]:gib} ({own[cell]})."),
         more=facts.say(
-            "FSDP's step is " + tell(gain.faster, less, more, "on par with") + " data parallelism's: {own[median]:ms} "
+            "FSDP's step is "
+            + choose(gain.faster, less, more, "on par with")
+            + " data parallelism's: {own[median]:ms} "
             "against {other[median]:ms}."
             if gain.faster is not None or gain.verdict == SAME
             else "",

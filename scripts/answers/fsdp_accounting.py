@@ -13,7 +13,7 @@ from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.limits import AHEAD
 from cs336_systems.measure.gpus import gpu_of
-from scripts.rendering.answer import NOTHING, Answer, Answers, Captioned, Facts, Tables, say, tell
+from scripts.rendering.answer import NOTHING, Answer, Answers, Captioned, Facts, Tables, choose, say
 from scripts.rendering.grid import Columns
 from scripts.views.closed_forms import contender_step
 from scripts.views.comparison import OWN, cells_of, contenders, device_bound, device_bound_if_any, fastest, first_cell
@@ -86,7 +86,7 @@ def saving(table: DataFrame, rows: DataFrame) -> Answer:
             f"{{whole[peak_memory] - own[peak_memory]:{unit}}} (_{{own[title]}}_ against _{{whole[title]}}_)."
         ),
         missing="Not measured: no fp32 cell has both our FSDP and training without sharding.",
-        evidence=Captioned(
+        results=Captioned(
             contender_table(FullyShardedTraining, table.iloc[:0], device_bound_if_any(kept), columns),
             "Memory per rank with unsharded and with sharded state: weights and moments between steps, weights "
             "gathered at the peak, and the peak.",
@@ -112,7 +112,7 @@ def in_time(table: DataFrame, rows: DataFrame) -> Answer:
         asked="(b) In time",
         missing=not_profiled(table, rows),
         verdict=facts.say(
-            tell(first, "Yes, except at the start:" if len(late) else "Yes:", "No:")
+            choose(first, "Yes, except at the start:" if len(late) else "Yes:", "No:")
             + " {late} of {blocks} units wait for weights, {own[late]:ms} in total ({own[cell]})."
         ),
         more=facts.say(
@@ -120,7 +120,7 @@ def in_time(table: DataFrame, rows: DataFrame) -> Answer:
             "Cannot be decided for {cells:listing}: host-bound.",
             cells=list(passes[passes["host_bound"].astype(bool)]["cell"].unique()),
         ),
-        evidence=[
+        results=[
             Captioned(
                 contender_table(FullyShardedTraining, table.iloc[:0], bound, WAITING),
                 "One profiled forward pass on rank 0: how long the device waits for weights, how long it pauses before "

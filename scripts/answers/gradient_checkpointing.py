@@ -69,7 +69,7 @@ def strategy(by_segment: DataFrame) -> Answer:
         verdict="Keep only the first block's input: O(1) memory in depth, but N(N + 1)/2 forward passes of blocks.",
         more="Nested halves need O(log N) memory and O(N log N) passes; one level of checkpoints needs "
         "O(√N) memory and 2 N passes.",
-        evidence=Captioned(
+        results=Captioned(
             strategies_table(layers, blocks),
             say(
                 "Strategies by closed form. Inputs: blocks of which only the input is in memory at the peak; passes: "
@@ -104,7 +104,7 @@ def measured(by_segment: DataFrame, steps: DataFrame) -> Answer:
             if cases and all(case["row"]["segment"] == 1 for case in cases)
             else "",
         ),
-        evidence="checkpoint_memory",
+        results="checkpoint_memory",
         reason=say(
             *(closed_form(by_segment, case["row"]) for case in cases[:1]),
             *(

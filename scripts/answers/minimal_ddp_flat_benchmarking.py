@@ -2,7 +2,7 @@
 
 from scripts.rendering.answer import Answer, Answers, Tables
 from scripts.views.comparison import duels
-from scripts.views.data_parallel import duel_answer, why_untold, wrappers
+from scripts.views.data_parallel import duel_answer, why_missing, wrappers
 
 
 def answers(tables: Tables) -> Answers:
@@ -10,7 +10,7 @@ def answers(tables: Tables) -> Answers:
     table, rows = tables["data_parallel"], wrappers(tables)
     comparisons = duels(rows, ["flat"], ["naive"])
     if not comparisons:
-        return {"flat": Answer("One all-reduce", missing=why_untold(table, rows))}
+        return {"flat": Answer("One all-reduce", missing=why_missing(table, rows))}
     answer = duel_answer(
         "One all-reduce",
         comparisons,

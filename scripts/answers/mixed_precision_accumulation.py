@@ -2,7 +2,7 @@
 
 from pandas import MultiIndex
 
-from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, tell
+from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, choose
 from scripts.rendering.grid import Columns, grid
 from scripts.views.data import ratio
 
@@ -44,14 +44,14 @@ def answers(tables: Tables) -> Answers:
                 "Entirely in fp32 the sum is off by {full[relative_error]:percent}.",
                 "Entirely in bf16 the sum ends at {bf16[sum]:sig}.",
             ),
-            evidence=Captioned(
+            results=Captioned(
                 grid(shown, SUMS), "Sum of 1000 additions of 0.01 in each precision; the exact value is 10."
             ),
             reason=facts.say(
                 "fp16 has 10 bits of fraction: between 8 and 16 its numbers are 1/128 = 0.0078125 apart, so each "
                 "addition of 0.01 is rounded to such a step (the last one added {low[last_step]:sig}).",
                 "With an fp32 accumulator only the error of rounding 0.01 to fp16 remains, which is added every time"
-                + tell(
+                + choose(
                     ratio(mixed["sum"], cast["sum"]) == 1,
                     "; casting the addend first changes no bit, since type promotion performs the same cast.",
                     ", the cast included.",

@@ -3,10 +3,10 @@
 from pandas import DataFrame
 
 from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
-from scripts.rendering.answer import Answer, Answers, Facts, Tables, say, tell
+from scripts.rendering.answer import Answer, Answers, Facts, Tables, choose, say
 from scripts.views.comparison import duels
 from scripts.views.comparison_tables import setting
-from scripts.views.data_parallel import every_wrapper, why_untold, wrappers
+from scripts.views.data_parallel import every_wrapper, why_missing, wrappers
 
 IDLE = 1.0
 """Idle time that is mentioned, at least, in ms."""
@@ -22,7 +22,7 @@ def share(table: DataFrame, rows: DataFrame) -> Answer:
     """Time per step, its share spent on communicating gradients, and its parts in the requested cell."""
     steps = [duel.first for duel in duels(rows, ["naive"], [BASELINE])]
     if not steps:
-        return Answer("Step time and share", missing=why_untold(table, rows))
+        return Answer("Step time and share", missing=why_missing(table, rows))
     naive = steps[0]
     others = (say("{row[exposed] / row[median]:percent} ({row[cell]})", row=row) for row in steps[1:])
     facts = Facts(
@@ -45,11 +45,11 @@ def share(table: DataFrame, rows: DataFrame) -> Answer:
         or facts.say(takes + "its share of communication cannot be decided ({naive[cell]})."),
         more=facts.say(
             "Without communication the step takes {naive[baseline]:ms}"
-            + tell(bool(naive["baseline"] > naive["median"]), ", likely because other programs slowed it down.", "."),
+            + choose(bool(naive["baseline"] > naive["median"]), ", likely because other programs slowed it down.", "."),
             "In the profiled step {uncovered:ms} of communication, {uncovered / naive[timeline_length]:percent} of the "
             "step, run uncovered, and the device idles {idle:ms} longer than without communication.",
         ),
-        evidence=every_wrapper(table, rows),
+        results=every_wrapper(table, rows),
         reason=facts.say(
             "_Naive_ all-reduces {naive[messages]:whole} gradients one by one, {naive[communicated]:size} together.",
             "The additional idle time is {microseconds / naive[messages]:µs} per call on average; its cause is not "

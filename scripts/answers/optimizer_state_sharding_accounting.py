@@ -9,7 +9,7 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.compare.speed import SAME
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from cs336_systems.sizes import parse_size
-from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, say, tell
+from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, choose, say
 from scripts.rendering.grid import NONE, Columns, grid
 from scripts.rendering.markup import Table, Typst
 from scripts.views.communication import BACKENDS
@@ -100,7 +100,7 @@ def memory_answer(table: DataFrame) -> Answer:
             f"The peak falls from {{whole[peak]:{unit}}} to {{own[peak]:{unit}}}.",
             f"With sharded gradients too, it is {{both[peak]:{unit}}}.",
         ),
-        evidence=Captioned(
+        results=Captioned(
             grid(asked, {"": "{title}", **MOMENTS}),
             facts.say("Memory of the rank with most in use, in {unit}; {cell[cell]}."),
             legend={
@@ -111,7 +111,7 @@ def memory_answer(table: DataFrame) -> Answer:
         reason=say(
             "By closed form weights and gradients take $4 P$ bytes each and state $8 P$, divided by $N$ if sharded. "
             "With activations and buffers this gives the peak; measured peaks are within {error:percent} of it.",
-            tell(
+            choose(
                 early,
                 "The peak is reached in the backward pass, when memory holds activations next to the state; they "
                 "are freed before the update.",
@@ -149,7 +149,7 @@ def time_answer(table: DataFrame, rows: DataFrame, unsharded: DataFrame) -> Answ
         asked="(b) Step time",
         missing=missing(table),
         verdict=facts.say(
-            tell(
+            choose(
                 gain.faster,
                 "Sharding makes the step {share:percent} shorter: " + steps,
                 "Sharding makes the step {share:percent} longer: " + steps,
@@ -159,14 +159,14 @@ def time_answer(table: DataFrame, rows: DataFrame, unsharded: DataFrame) -> Answ
         ),
         more=facts.say(
             "Over symmetric memory the step takes {peers[median]:ms}"
-            + tell(
+            + choose(
                 over_peers.faster,
                 ", less than unsharded over {backend}.",
                 ", more than unsharded over {backend}.",
                 ", on par with unsharded over {backend}." if over_peers.verdict == SAME else ".",
             )
         ),
-        evidence=Captioned(
+        results=Captioned(
             contender_table(OptimizerSharding, table, shown, TIMES),
             facts.say("Training steps of {row[label]}: median, 20th and 80th percentile of {row[n]:whole} steps."),
             legend={
@@ -226,7 +226,7 @@ def zero_answer() -> Answer:
             "By closed form each of {ranks} ranks holds {state:GiB} of training state and sends {sent:GB} per step, "
             "ZeRO {zero:GB} ({size} in fp32)."
         ),
-        evidence=Captioned(
+        results=Captioned(
             schemes_table(RANKS),
             f"Training state per rank and bytes that a rank sends in a step, by closed form: {HANDOUT_SIZE} with "
             "AdamW in fp32, without activations and buffers.",

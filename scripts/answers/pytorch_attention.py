@@ -39,7 +39,7 @@ def times(table: DataFrame, cells: DataFrame) -> Answer:
             "Both passes together take {growth:times} as long as at half the tokens (d = {cell[d]}).",
             growth=growth(cells),
         ),
-        evidence=Captioned(
+        results=Captioned(
             grid_table(table, TIMES | {"in use before backward / MiB": "memory_before_backward"}),
             "Plain attention by head dimension, means.",
             legend={"*": "*: host-bound, the device is busy for less than 90 % of the pass"},
@@ -79,7 +79,7 @@ def memory(table: DataFrame, cells: DataFrame) -> Answer:
             "At {end[sequence]} tokens {end[kept] / before[kept]:times} as much is in use as at {before[sequence]}.",
             "FlashAttention never stores the scores.",
         ),
-        evidence=Captioned(
+        results=Captioned(
             account(batch, sequence, d, constant, measured),
             f"Memory of plain attention at sequence {sequence}, d = {d}, fp32: number of live tensors of each kind.",
         ),

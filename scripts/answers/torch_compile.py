@@ -79,7 +79,7 @@ def attention(table: DataFrame) -> Answer:
             wins=int((decided["gain"] > 1).sum()) or "none",
             all=count(len(decided), "device-bound shape" if measured(pairs["device_busy eager"].max()) else "shape"),
         ),
-        evidence=Captioned(
+        results=Captioned(
             grid_table(table, TIMES, "median"),
             "Median times of plain attention, eager and compiled, by head dimension.",
             legend={"*": "*: host-bound, the device is busy for less than 90 % of the pass"},
@@ -116,7 +116,7 @@ def model(table: DataFrame) -> Answer:
             "Compiling {row[label]} ({row[precision]}) takes {row[cost]:s}, repaid after {row[pays]:whole} steps.",
             row=last(select(decided.assign(pays=pays, faster=faster), faster=True)),
         ),
-        evidence=Captioned(
+        results=Captioned(
             grid(lines, MODEL, text_columns=2),
             f"The training step up to each of its phases at context {context}: sums of the phases’ medians, and the "
             "median of the whole step.",

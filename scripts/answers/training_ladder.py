@@ -17,10 +17,10 @@ from scripts.rendering.answer import (
     Captioned,
     Facts,
     Tables,
+    choose,
     count,
     least_and_most,
     say,
-    tell,
 )
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Tile, Typst, fixed_point, measured, milliseconds
@@ -151,7 +151,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, extremes: list[DataFrame], miss
             "rest {parts[norms and elementwise]:ms} (estimated: their bytes at a copy's speed).",
             "{best[label]} runs out of memory with {lost:listing}.",
         ),
-        evidence=PICTURES if extremes else (),
+        results=PICTURES if extremes else (),
         details=Captioned(
             grid(rungs, RUNG, text_columns=3),
             "Every rung of every cell: medians; parts: the components of a bf16 step, or of FP8's, timed alone; MFU: "
@@ -194,7 +194,7 @@ def sizes(rungs: DataFrame, extremes: list[DataFrame]) -> Answer:
         verdict=facts.say("The fastest step takes {over:span times} the time of its parts alone.")
         if single
         else facts.say("At its fastest, training reaches {utilization:span percent} of the bf16 peak ({cells})."),
-        evidence=Captioned(
+        results=Captioned(
             grid(best, SIZES, text_columns=3),
             "The rung with the shortest median step"
             + ("" if single else f" of each model and batch ({alone} of {len(best)} measured with one rung only)")
@@ -258,7 +258,7 @@ def several(table: DataFrame) -> Answer:
         else against(best, second).sentence(name, other, f"({best['label']}, {best['processes']} GPUs, bf16)")
         or facts.say("Only {name} was measured ({row[label]}, {row[processes]} GPUs, bf16)."),
         more=facts.say("With {name}" + how + " a step takes {row[step]:ms}, or {row[tokens]:whole} tokens/s."),
-        evidence=Captioned(
+        results=Captioned(
             grid(on_gpus.assign(replayed=on_gpus["graph"].map({True: "yes", False: "no"})), WRAPPED, text_columns=4),
             "One training step of all GPUs, each on its own sequences; times are the slowest GPU's. No communication: "
             "the last rung on each GPU. Data-parallel wrapper: gradients are averaged in buckets during the backward "
@@ -357,7 +357,7 @@ def learning(table: DataFrame) -> Answer:
     return Answer(
         asked="Does it learn",
         verdict=facts.say(
-            tell(
+            choose(
                 alike,
                 "All {rungs} rungs after fp32 reach its loss, within the spread of its seeds.",
                 "Not all of {rungs} rungs after fp32 reach its loss, within the spread of its seeds.",

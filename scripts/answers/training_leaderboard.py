@@ -104,7 +104,7 @@ def measured(tables: Tables, parts: DataFrame) -> Answer:
             "Our cold start takes {row[cold_start]:s}." if first.name == "step" else "",
             "Two {gpu}s need between {least:s} (all communication hidden) and {most:s} (none hidden).",
         ),
-        evidence=Captioned(
+        results=Captioned(
             grid(parts, MEASURED),
             f"Measured parts of the step, medians of {n:.0f} steps. Passes: forward and backward, without the update. "
             "Planned: the closed-form peak, used to choose how many blocks to recompute. Cold start: from "

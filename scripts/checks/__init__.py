@@ -20,16 +20,16 @@ P = ParamSpec("P")
 TOLERANCE = {"GPU": 0.15, "CPU": 0.5}
 """Relative difference between two measurements of the same quantity that needs no explanation; a CPU also does other
 work."""
-HONEST = 0.03
+RUN_TO_RUN = 0.03
 """Relative difference of the same time in another cell or launch that is not caused by code: a GPU's clock follows its
 temperature and power, and memory is laid out differently."""
 
 
 def between_cells(tolerance: float) -> float:
-    """The relative difference allowed between times of two cells: each may be off by HONEST, and `tolerance` is
+    """The relative difference allowed between times of two cells: each may be off by RUN_TO_RUN, and `tolerance` is
     explained.
     """
-    return (1 + tolerance) * (1 + HONEST) / (1 - HONEST) - 1
+    return (1 + tolerance) * (1 + RUN_TO_RUN) / (1 - RUN_TO_RUN) - 1
 
 
 def name_row(experiment: str, row: Series) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pandas import DataFrame
 
 from cs336_systems.experiments.training_ladder import FIRST, FP8
-from scripts.checks import HONEST, Case, Cases, check
+from scripts.checks import RUN_TO_RUN, Case, Cases, check
 from scripts.views.training_ladder import SCATTER, losses, rung_table
 
 COOLER = 0.1
@@ -24,7 +24,7 @@ def no_step_beats_its_floor(rungs: DataFrame) -> Cases:
     for _, row in known.iterrows():
         detail = f"{row['step']:.1f} ms, its parts alone {row['floor']:.1f} ms"
         where = f"{row['label']}, {row['batch_size']} x {row['context']}, {row['rung']}"
-        yield Case(where, row["over"] < (1 - COOLER) * (1 - HONEST), detail, float(row["over"]))
+        yield Case(where, row["over"] < (1 - COOLER) * (1 - RUN_TO_RUN), detail, float(row["over"]))
 
 
 @check("{n} rung{s}; at most {most:.1f}", "no rung was trained")

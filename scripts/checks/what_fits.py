@@ -8,7 +8,7 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.fit.recorded import ELSEWHERE, MEMORY_WITHIN, TIME_WITHIN
 from cs336_systems.fit.verdict import outcome, recorded_on
 from cs336_systems.record.measurement import WHOLE_CELL
-from scripts.checks import HONEST, Case, Cases, check, name_row
+from scripts.checks import RUN_TO_RUN, Case, Cases, check, name_row
 from scripts.views.cells import cell_of
 from scripts.views.what_fits import PREDICTED, evaluated, predictions
 
@@ -39,13 +39,13 @@ def memory_is_predicted(predicted: DataFrame) -> Cases:
 def time_is_predicted(predicted: DataFrame) -> Cases:
     """A device-bound step's time is predicted within {TIME_WITHIN:.0%}, or {ELSEWHERE:.0%} on a GPU without record.
 
-    HONEST is added, because a run may be slower or faster than the recorded ones.
+    RUN_TO_RUN is added, because a run may be slower or faster than the recorded ones.
     """
     for _, row in evaluated(predicted, "time").iterrows():
         error = float(abs(row["time_error"]))
         within = TIME_WITHIN if recorded_on(row["gpu"]) else ELSEWHERE
         said = f"{row['time']:.1f} ms, {row['time_predicted']:.1f} predicted"
-        yield Case(row["cell"], error > (1 + within) * (1 + HONEST) - 1, said, error)
+        yield Case(row["cell"], error > (1 + within) * (1 + RUN_TO_RUN) - 1, said, error)
 
 
 @check("{n} cell{s}", "no step was measured on a GPU")

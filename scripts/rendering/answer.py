@@ -1,4 +1,4 @@
-"""One sub-question's answer: the verdict first, then its evidence, then the reason."""
+"""One sub-question's answer: the verdict first, then its results, then the reason."""
 
 import re
 import string as strings
@@ -94,9 +94,9 @@ def _missing(value: Any) -> bool:
     return value == "" if isinstance(value, str) else not measured(value)
 
 
-def tell(holds: bool | None, if_so: str, if_not: str, untold: str = NOTHING) -> str:
+def choose(holds: bool | None, if_so: str, if_not: str, if_undecided: str = NOTHING) -> str:
     """Choose the words for a claim that holds, does not hold, or (None) cannot be decided."""
-    return untold if holds is None else if_so if holds else if_not
+    return if_undecided if holds is None else if_so if holds else if_not
 
 
 def plural(number: int, noun: str) -> str:
@@ -144,7 +144,7 @@ class Captioned:
         return escape(f"{self.caption} {said}.")
 
 
-Evidence = str | Captioned
+Result = str | Captioned
 """The name of a figure, or a table."""
 
 
@@ -161,18 +161,18 @@ class Answer:
     """
     more: str = ""
     """The rest of the answer, in bold like the verdict: with it at most 50 words."""
-    evidence: Evidence | Sequence[Evidence] = ()
+    results: Result | Sequence[Result] = ()
     """One figure or one short table; exceptionally two."""
     reason: str = ""
     """Why, as measured columns show it: at most 120 words."""
-    details: Evidence | Sequence[Evidence] = ()
+    details: Result | Sequence[Result] = ()
     """The part that is only in the web edition: long tables and further figures."""
     missing: str = NOT_HERE
     """The text in place of a verdict."""
 
     def __post_init__(self) -> None:
         """Store a single figure or table as a sequence, and drop tables without rows."""
-        for name in ("evidence", "details"):
+        for name in ("results", "details"):
             object.__setattr__(self, name, _there(getattr(self, name)))
 
     @property
@@ -193,7 +193,7 @@ class Answer:
         if self.verdict:
             numbers = count_from(1)
 
-            def block(shown: Evidence) -> str:
+            def block(shown: Result) -> str:
                 if isinstance(shown, str):
                     return figure(shown)
                 number = next(numbers)
@@ -201,13 +201,13 @@ class Answer:
                 table = f"#tabulated([{shown.words}])[\n{shown.table.markup()}\n] <{label}>"
                 return f"#derivation[\n{table}\n]" if shown.closed_form else table
 
-            blocks += [block(shown) for shown in _there(self.evidence)]
+            blocks += [block(shown) for shown in _there(self.results)]
             blocks += filter(None, [self.reason])
             blocks += [f"#online[\n{block(shown)}\n]" for shown in _there(self.details)]
         return Typst("\n\n".join(blocks))
 
 
-def _there(shown: Evidence | Sequence[Evidence]) -> list[Evidence]:
+def _there(shown: Result | Sequence[Result]) -> list[Result]:
     every = [shown] if isinstance(shown, str | Captioned) else shown
     return [each for each in every if isinstance(each, str) or each.table.rows]
 

@@ -82,7 +82,7 @@ def duel_answer(
     return Answer(asked, speed.sentence(*names, where), known.say(*more), reason=known.say(*reason))
 
 
-def why_untold(table: DataFrame, rows: DataFrame) -> str:
+def why_missing(table: DataFrame, rows: DataFrame) -> str:
     """Why there is no verdict."""
     if not len(rows):
         return missing(table)

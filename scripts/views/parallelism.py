@@ -18,7 +18,7 @@ EXAMPLE = Parallel(FeedForward(tokens=2**22, d_model=XXL.d_model, d_ff=XXL.d_ff)
 
 
 def limits(
-    verdict: str, more: str, evidence: Captioned | Sequence[Captioned] = (), **facts: Any
+    verdict: str, more: str, results: Captioned | Sequence[Captioned] = (), **facts: Any
 ) -> Callable[[Tables], Answers]:
     """The answers of a section about one strategy: its formulas, and its limit in the example.
 
@@ -26,7 +26,7 @@ def limits(
     """
     names = ("batch_limit", "tensor_forward_limit", "tensor_backward_limit")
     facts |= {name: math.floor(getattr(EXAMPLE, name)) for name in names}
-    answer = Answer("FLOPs, time, limit", say(verdict, **facts), say(more, **facts), evidence)
+    answer = Answer("FLOPs, time, limit", say(verdict, **facts), say(more, **facts), results)
     return lambda tables: {"layer": EXAMPLE.layer, "device": EXAMPLE.device, "limit": answer}
 
 

@@ -38,8 +38,8 @@ def test_a_name_that_nobody_gives_is_a_mistake():
 
 def test_an_answer_holds_one_figure_or_table_like_several():
     table, empty = Captioned(Table(["a"], [["1"]]), "Full."), Captioned(Table(["a"], []), "Empty.")
-    assert Answer("(a)", evidence="figure", details=[empty, table]).evidence == ["figure"]
-    assert Answer("(a)", evidence=table, details=[empty, table]).details == [table]
+    assert Answer("(a)", results="figure", details=[empty, table]).results == ["figure"]
+    assert Answer("(a)", results=table, details=[empty, table]).details == [table]
 
 
 def test_lines_cross_groups_also_where_a_pair_is_missing():

@@ -61,7 +61,7 @@ def test_ones_own_are_in_every_section(section, words, tables):
 
 
 def test_ones_own_wrappers_are_compared(tables):
-    shown = naive_ddp_benchmarking.answers(tables)["share"].evidence[0]
+    shown = naive_ddp_benchmarking.answers(tables)["share"].results[0]
     rows = {row[0]: row[1:] for row in shown.table.rows}
     assert {"before", "mine"} <= set(rows)
     assert set(rows["wrong"]) == {UNMEASURED}

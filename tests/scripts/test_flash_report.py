@@ -55,7 +55,7 @@ def words(figure):
 
 
 def table_of(answer):
-    return next(each.table for each in (*answer.evidence, *answer.details) if isinstance(each, Captioned))
+    return next(each.table for each in (*answer.results, *answer.details) if isinstance(each, Captioned))
 
 
 def test_they_are_in_every_table_and_figure_and_have_an_answer_each(h200):

@@ -232,7 +232,7 @@ FAULTS = {
 }
 """By module of scripts/checks: faults, and the beginning of the complaint where it is not the cell in words."""
 ALLOWED = [
-    ("training_ladder", put(rows("training_ladder", rung="fp8", metric="loss_after"), mean=1.5)),  # shown, not judged
+    ("training_ladder", put(rows("training_ladder", rung="fp8", metric="loss_after"), mean=1.5)),  # shown, not checked
     ("kernel_profile", scale(rows("kernel_profile", **PROFILED, metric="stage_profiled", stage="backward"), 1.08)),
     *(  # sums of partial matmuls
         ("kernel_profile", relabel(rows("kernel_profile", **SCORES), kernel=name, mean=0.0))

@@ -42,7 +42,7 @@ def test_each_check_has_its_own_outcome(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def judged(tmp_path):
+def verdict_on(tmp_path):
     def run(*outcomes, strict=False):
         checks, verdict = tmp_path / "checks.csv", tmp_path / "verdict.txt"
         checks_of(outcomes).to_csv(checks, index=False)
@@ -58,12 +58,12 @@ def judged(tmp_path):
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_the_verdict_counts_what_applies(judged, strict):
+def test_the_verdict_counts_what_applies(verdict_on, strict):
     line = "The report is results/cpu/writeup.pdf (2 of 2 self-checks passed)\n"
-    assert judged("passed", "not applicable", "passed", strict=strict) == line
+    assert verdict_on("passed", "not applicable", "passed", strict=strict) == line
 
 
-def test_a_failed_check_fails_a_strict_run_only(judged):
-    assert "(1 of 2 self-checks passed)" in judged("passed", "failed", "not applicable")
+def test_a_failed_check_fails_a_strict_run_only(verdict_on):
+    assert "(1 of 2 self-checks passed)" in verdict_on("passed", "failed", "not applicable")
     words = "1 self-checks failed and config.yaml says strict: true: check 1: detail 1"
-    assert judged("passed", "failed", strict=True) == words
+    assert verdict_on("passed", "failed", strict=True) == words

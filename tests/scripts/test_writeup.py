@@ -142,7 +142,7 @@ def test_every_picture_is_shown_once_and_drawn(h200, nothing):
             missing.add(name)
     excused = {name for name, figure in CONTENTS.figures.items() if figure.not_recorded}
     assert missing <= excused, (
-        f"the recorded H200's report lacks {missing - excused}: name it in an answer's evidence, or, if no H200 has "
+        f"the recorded H200's report lacks {missing - excused}: name it in an answer's results, or, if no H200 has "
         "measured its rows, say so under not_recorded in report/contents.yaml"
     )
     assert missing == excused, f"{excused - missing} are drawn: remove not_recorded in report/contents.yaml"

@@ -38,7 +38,7 @@ def ablation(table: DataFrame, ours: str) -> Answer:
         asked="Design decisions",
         verdict=costs[0],
         more=say(*costs[1:]),
-        evidence=Captioned(
+        results=Captioned(
             ablation_table(rows),
             "Time of the Triton kernels in ms, and relative time with one decision reverted; causal, random gradients, "
             f"{', '.join(lengths)}.",

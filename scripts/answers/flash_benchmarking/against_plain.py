@@ -55,7 +55,7 @@ def against_plain(table: DataFrame, cells: DataFrame, name: str, title: str, sho
             NOTHING if cell is None else memory(alone, name, cell),
             NOTHING if low is None else in_fp32(met, full, title),
         ),
-        evidence=shown.pop(d),
+        results=shown.pop(d),
         reason="In fp32 ours runs on the tensor cores, plain attention on the fp32 units (@sec-flash_forward)."
         if name == OURS and low is not None and full is not None
         else "",

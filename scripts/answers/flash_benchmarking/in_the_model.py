@@ -75,7 +75,7 @@ def in_the_model(table: DataFrame) -> Answer:
             "{model[peak_memory plain]:gib}.",
             model=model,
         ),
-        evidence=Captioned(
+        results=Captioned(
             grid(models, MODELS),
             f"Training step in {' and '.join(models['precision'].unique())} with {attentions(models)}: median and 20th "
             f"to 80th percentile of {models['n'].iloc[-1]:.0f} steps; how long the device works in it; time over ours. "

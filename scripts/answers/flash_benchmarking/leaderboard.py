@@ -60,7 +60,7 @@ def leaderboard(table: DataFrame, cells: DataFrame, ablations: DataFrame) -> Ans
                 for where, rival, speed in by_dimension(speeds)
             ),
         ),
-        evidence=Captioned(
+        results=Captioned(
             board_table(rows, known, names),
             "Batch 1, 16 heads, 16\u202f384 tokens, bf16, causal, through torch.compile; clock and power are medians.",
             legend=MARKS,

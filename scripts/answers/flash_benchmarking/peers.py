@@ -38,7 +38,7 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
             "Each ratio is the median of {counts:listing} shapes." if min(counts) >= ENOUGH else "",
             counts=list(dict.fromkeys(map(str, counts))),
         ),
-        evidence=[
+        results=[
             "flash_training",
             Captioned(
                 crossed(every, "title", "kind", SCORE, "against", kinds),

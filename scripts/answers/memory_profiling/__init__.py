@@ -12,7 +12,7 @@ from cs336_systems.record.measurement import WHOLE_CELL
 from cs336_systems.sizes import parse_size
 from scripts.answers.memory_profiling.allocations import ASKED, largest
 from scripts.answers.memory_profiling.block import block
-from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, count, say, tell
+from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, choose, count, say
 from scripts.rendering.grid import grid
 from scripts.rendering.markup import fixed_point, with_unit
 from scripts.views.data import PRECISIONS, first, largest_model, ratio, reason, select, statistic
@@ -53,7 +53,7 @@ def timelines(cell: DataFrame, context: int) -> Answer:
     }
     return Answer(
         asked=ASKED["timelines"],
-        verdict=tell(
+        verdict=choose(
             still,
             "Forward and backward are easy to tell apart; the optimizer allocates nothing, so its stage is flat.",
             "Forward, backward and optimizer are easy to tell apart.",
@@ -66,7 +66,7 @@ def timelines(cell: DataFrame, context: int) -> Answer:
             gib=GIB,
             context=context,
         ),
-        evidence="memory_timelines",
+        results="memory_timelines",
         reason=say(
             "Fused AdamW updates in place." if still else "",
             "Under `no_grad` nothing is saved, so inference is flat except for temporaries.",
@@ -105,7 +105,7 @@ def peaks(table: DataFrame, plain: DataFrame) -> Answer:
             ),
             lost=[str(length) for length in lengths if "memory" in reason(select(fp32, context=length))],
         ),
-        evidence=Captioned(
+        results=Captioned(
             grid(DataFrame([peaks_at(plain, length) for length in lengths]), {"context": "{context}", **columns}, 0),
             f"Peak memory of a single step of {plain['label'].iloc[0]} with plain attention; OOM: out of memory.",
         ),

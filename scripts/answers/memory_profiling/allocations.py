@@ -54,7 +54,7 @@ def largest(cell: DataFrame, context: int) -> Answer:
             "The largest take {row[mib]:MiB} each, from {operators:listing} ({row[label]}, fp32, context {context})."
         ),
         more=facts.say("They are allocated at {places:listing}.", places=list(dict.fromkeys(alike["place"]))),
-        evidence=Captioned(
+        results=Captioned(
             grid(rows.head(SHOWN), GROUPS, text_columns=3),
             f"The largest allocations in the forward pass with a graph, {cell['label'].iloc[0]}, fp32, context "
             f"{context}, grouped by operator, line and size; number: per block × blocks; kept: for the backward pass.",

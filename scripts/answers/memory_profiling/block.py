@@ -3,7 +3,7 @@
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.units import MIB
-from scripts.rendering.answer import Answer, Captioned, Facts, count, say, tell
+from scripts.rendering.answer import Answer, Captioned, Facts, choose, count, say
 from scripts.rendering.grid import NONE, grid
 from scripts.rendering.markup import Table, percent
 from scripts.views.closed_forms import FLASH, block_of, saved_by
@@ -39,7 +39,7 @@ def block(table: DataFrame) -> dict[str, Answer]:
                 operator=None if most is None else most["operator"] or FLASH,
             ),
             more=say("With FlashAttention it saves {size:MiB}.", size=flash),
-            evidence=Captioned(
+            results=Captioned(
                 contributors(table, longest),
                 facts.say("The largest tensors that one block of {full[label]} saves for backward, context {context}."),
                 legend={NONE: f"{NONE}: not saved"},
@@ -61,7 +61,7 @@ def block(table: DataFrame) -> dict[str, Answer]:
             asked=asked[1],
             verdict=facts.say(
                 "A block of {full[label]} makes {full[gradients]:MiB} of gradients at context {context}"
-                + tell(bool(exact.all()), ", exactly as expected.", ", partly not as expected.")
+                + choose(bool(exact.all()), ", exactly as expected.", ", partly not as expected.")
             ),
             more=facts.say("{full[weights]:MiB} for the weights, {full[input]:MiB} for the block's input."),
             reason=facts.say(

@@ -7,7 +7,7 @@ from pandas import DataFrame
 from cs336_systems.compare.speed import host_bound
 from cs336_systems.sizes import size_name
 from scripts.answers.nsys_profile.kinds import ASKED, longest, others, softmax
-from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, count, least_and_most, say, tell
+from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, choose, count, least_and_most, say
 from scripts.rendering.grid import NONE, Columns, grid
 from scripts.rendering.markup import Table
 from scripts.views.data import PRECISIONS, measured_gpu, reason, select, size_order, small_to_large
@@ -82,7 +82,7 @@ def forward_time(passes: DataFrame, close: DataFrame, unit: str) -> Answer:
             are="is" if bound.sum() == 1 else "are",
             cells=count(len(gap), "device-bound cell" if on_gpu else "cell"),
         ),
-        evidence=Captioned(
+        results=Captioned(
             grid(passes, {title.replace("kernel", unit): column for title, column in FORWARD.items()}, text_columns=2),
             f"Forward pass of inference at context {row['context']}: by the trace, by a clock around the stage "
             f"without the profiler (means), "
@@ -94,7 +94,7 @@ def forward_time(passes: DataFrame, close: DataFrame, unit: str) -> Answer:
             },
         ),
         reason=say(
-            tell(
+            choose(
                 on_gpu,
                 "By both clocks a device-bound pass takes at most {longest:times} the time of its kernels.",
                 "The operators ran with the profiler on, the stage without it, and the host's timer in another "
@@ -131,7 +131,7 @@ def training(close: DataFrame, plain: DataFrame, unit: str) -> Answer:
             "Of the training step's {unit} time, AdamW takes {gained:listing} (context {context}).",
             gained=[say("{new[optimizer]:percent} in {name}", new=new, name=name) for name, (_, new) in whole.items()],
         ),
-        evidence="kernel_shares",
+        results="kernel_shares",
         details=Captioned(
             cells_table(plain),
             f"Time of all {unit}s in a step, and the matmuls' share, in every eager cell with plain attention.",

@@ -135,7 +135,7 @@ def others(close: DataFrame, unit: str) -> Answer:
             name=name,
             largest=[say("{of} {share:percent}", of=of, share=share) for of, share in largest.items()],
         ),
-        evidence="roofline" if len(roof) else listed,
+        results="roofline" if len(roof) else listed,
         reason=limits(roof) if len(roof) else "No roofline is drawn: this machine's peak rates are not listed.",
         details=listed if len(roof) else (),
     )
@@ -217,7 +217,7 @@ def softmax(here: DataFrame, close: DataFrame) -> Answer:
             sizes=count(len(longer), "size") if len(longer) else None,
             row=one(quoted, precision="fp32") if len(quoted) > 1 else None,
         ),
-        evidence=Captioned(
+        results=Captioned(
             grid(times.assign(ratio=times["time"] / times["flops"]), SOFTMAX, text_columns=2),
             f"Attention in the forward pass of inference, context {here['context'].iloc[0]}: the softmax alone, "
             "everything in its range, and the two matmuls. FLOPs: 5 per score for the softmax, 4 d for the matmuls, "

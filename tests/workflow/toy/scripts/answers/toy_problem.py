@@ -17,8 +17,8 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     sums = Table(["processes", "numbers", "sum of ones"], body)
     pings = count(len(rows), "ping") if len(rows) else None
     verdict = say("{pings} came back.", pings=pings)
-    evidence = [Captioned(sums, "What ones sum to."), "ping_time"]
-    return {"sums": Answer("Pings", verdict, evidence=evidence), "cells": len(rows)}
+    results = [Captioned(sums, "What ones sum to."), "ping_time"]
+    return {"sums": Answer("Pings", verdict, results=results), "cells": len(rows)}
 
 
 def tiles(answers: Mapping[str, Any]) -> list[Tile]:

@@ -1,6 +1,6 @@
 """How often comparisons are wrong, and which differences they detect: the table of docs/compare.md.
 
-Launch: python -m scripts.docs.compare_evidence [gpu=FOLDER] [cpu=FOLDER], which writes the table into docs/compare.md.
+Launch: python -m scripts.docs.compare_accuracy [gpu=FOLDER] [cpu=FOLDER], which writes the table into docs/compare.md.
 
 Its first row uses the pairs of unmodified runs in the history of recorded/, each compared by a model that was fitted
 without its run; a folder has launches of the same jobs, FOLDER/1/raw, FOLDER/2/raw and so on. A slowdown is planted in
@@ -139,4 +139,4 @@ if __name__ == "__main__":
     body = rows({device: Path(folder) for device, folder in given.items()}, text)
     table = markdown.table(COLUMNS, body, right=range(1, len(COLUMNS)))
     print(table, end="")
-    PAGE.write_text(markdown.with_table(text, "evidence", table), encoding="utf-8")
+    PAGE.write_text(markdown.with_table(text, "accuracy", table), encoding="utf-8")

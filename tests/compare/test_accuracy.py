@@ -10,7 +10,7 @@ from cs336_systems.compare.results import read_results
 from cs336_systems.compare.statistics import FITTED, run_to_run
 from scripts.calibration.pairs import from_history, pairs_of
 from scripts.calibration.run_to_run import fit
-from scripts.docs.compare_evidence import PAGE, error_rates, held_out, of_launches
+from scripts.docs.compare_accuracy import PAGE, error_rates, held_out, of_launches
 from tests.samples import ROOT
 
 LAUNCHES = ROOT / "tests/compare/h200_launches"
