@@ -220,11 +220,10 @@ class Recorder(TorchDispatchMode):
 
     def _free(self, name: int) -> None:
         number = self._living.pop(name)
-        if (
-            self._sum and self._sum[0] == number
-        ):  # needed only for the sum: autograd adds in place, but not under a mode
+        # Needed only for the sum: autograd adds in place, but not under a mode.
+        if self._sum and self._sum[0] == number:
             self._living[self._sum[1]] = number
-            self.trace.events.remove(self.trace.events[-1])
+            self.trace.events.pop()
             self._sum = None
             return
         self.trace.events.append(Event("free", number))
