@@ -11,6 +11,7 @@ from cs336_systems.benchmarks import flash
 from cs336_systems.benchmarks.comparison import new_inputs
 from cs336_systems.benchmarks.comparison.device_clock import take_persisting_l2
 from cs336_systems.benchmarks.comparison.originals import restore
+from cs336_systems.experiments.contender import names_of
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.measure.memory import Unavailable
 from tests.support import cheats
@@ -46,13 +47,22 @@ def test_a_users_own_is_measured_as_the_others(launch, path):
     assert {row.implementation for row in metrics.values()} == {text}
 
 
+def test_an_unknown_implementation_is_one_sentence(command, capsys):
+    with pytest.raises(SystemExit) as status:
+        command("flash", "--implementation", "tritn")
+    assert status.value.code == 2
+    names = ", ".join(names_of(Flash.contenders))
+    assert capsys.readouterr().err.startswith(f"flash: implementation is 'tritn'; allowed: {names}, or your own")
+
+
 @pytest.mark.parametrize(
     ("path", "status", "message"),
     [
         (
             "WrongKeys",
             "skipped",
-            r"not timed: its dk has a relative error of 0.* causal attention, largest in head 3, rows 64 to 127",
+            r"not timed: its dk has a relative error of 0\.\d\d? \(tolerance \S+\) against causal .*, "
+            r"largest in head 3, rows 64 to 127",
         ),
         ("raising", "skipped", "not timed: it raises ValueError: cannot do 4 heads"),
         ("unsupported", "skipped", "not timed: it has no mask"),
