@@ -62,16 +62,21 @@ def test_work_before_a_measurement_is_not_part_of_it(sleep):
     assert warmup + seconds["step"][0] < 0.2 * sleep.seconds
 
 
-@pytest.mark.gpu
-def test_events_enclose_the_kernels_of_a_stage(sleep):
-    def twice():
-        sleep()
-        sleep()
+@pytest.mark.parametrize("device", [CPU, pytest.param(GPU, marks=pytest.mark.gpu)], ids=str)
+def test_a_stage_lasts_until_its_kernels_end(device, request):
+    def nap():
+        time.sleep(NAP)
 
-    times = run_steps({"once": sleep, "twice": twice}, steps=2, device=GPU)
-    assert times.stages["once"] == pytest.approx([1e3 * sleep.seconds] * 2, rel=0.3)
-    assert times.stages["twice"] == pytest.approx([2e3 * sleep.seconds] * 2, rel=0.3)
-    assert all(step >= 2.5e3 * sleep.seconds for step in times.steps)
+    def twice():
+        once()
+        once()
+
+    once = nap if device == CPU else request.getfixturevalue("sleep")
+    milliseconds = 1e3 * getattr(once, "seconds", NAP)
+    steps, stages = run_steps({"once": once, "twice": twice}, steps=2, device=device)
+    assert stages["once"] == pytest.approx([milliseconds] * 2, rel=0.3)
+    assert stages["twice"] == pytest.approx([2 * milliseconds] * 2, rel=0.3)
+    assert all(step >= 2.5 * milliseconds for step in steps)
 
 
 @pytest.mark.gpu
