@@ -193,7 +193,7 @@ def parse_command_line(
         "Command", [(name, hint, field(default=default)) for name, hint, default in [*sweep, *settings]], kw_only=True
     )
     description = f"{experiment.__doc__} Options take several values; all combinations are measured."
-    prog = f"python -m {program or f'cs336_systems.benchmarks {experiment.name}'}"
+    prog = f"python -m {program}" if program else f"cs336-systems measure {experiment.name}"
     parsed: Any = tyro.cli(command, prog=prog, args=list(arguments), description=description)
     grid = {name: getattr(parsed, name) for name, *_ in sweep}
     check_grid(grid)

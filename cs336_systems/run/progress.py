@@ -31,13 +31,14 @@ FINISHED = re.compile(r"^\[(?P<number>\d+)/\d+\] .*?: (?P<outcome>.*), (?P<secon
 
 
 def describe(cell: Experiment, cells: Sequence[Experiment]) -> str:
-    """The parameters in which a cell differs from the others in its job; for a single cell, from the defaults."""
+    """The parameters in which a cell differs from the others in its job, or a single cell from the defaults; its name if
+    there are none."""
     shown = {}
     for parameter in dataclasses.fields(cell):
         values = {getattr(other, parameter.name) for other in cells}
         if len(values) > 1 or (len(cells) == 1 and values != {parameter.default}):
             shown[parameter.name] = getattr(cell, parameter.name)
-    return " ".join(f"{key}={value}" for key, value in shown.items())
+    return " ".join(f"{key}={value}" for key, value in shown.items()) or cell.name
 
 
 def finished_line(number: int, cells: int, cell: str, outcome: str, seconds: float) -> str:

@@ -55,7 +55,7 @@ def test_help_explains_every_option(name, capsys, monkeypatch):
         parse_command_line(KINDS[name], ["--help"])
     assert status.value.code == 0
     text = capsys.readouterr().out
-    assert f"python -m cs336_systems.benchmarks {name}" in text
+    assert f"cs336-systems measure {name}" in text
     assert KINDS[name].__doc__.endswith(".")
     docs = field_docs(KINDS[name])
     for option in parameters(KINDS[name]):
