@@ -1,5 +1,6 @@
 """Exposed communication and step time against the size of buckets, next to the model's prediction."""
 
+import math
 from functools import partial
 
 from matplotlib.axes import Axes
@@ -15,6 +16,7 @@ from scripts.views.comparison import contenders, device_bound, preferred_cells
 from scripts.views.data import select
 
 COLUMNS = 3
+"""At most."""
 
 
 def draw(table: DataFrame, all_reduce: DataFrame) -> Figure:
@@ -24,8 +26,8 @@ def draw(table: DataFrame, all_reduce: DataFrame) -> Figure:
     cells = [cell for cell in cells_in_order if select(cell, contender="bucketed")["exposed"].notna().any()]
     if not cells:
         raise NotDrawn("not measured")
-    columns = min(COLUMNS, len(cells))
-    lines = -(-len(cells) // columns)
+    lines = math.ceil(len(cells) / COLUMNS)
+    columns = math.ceil(len(cells) / lines)
     figure, panels = subplots(columns, rows=lines, height=0.9 + 1.9 * lines, sharey=False)
     for index, (axes, cell) in enumerate(zip(panels, cells, strict=False)):
         sizes = select(cell, contender="bucketed")

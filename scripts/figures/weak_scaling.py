@@ -16,7 +16,8 @@ def draw(data_parallel: DataFrame, fsdp: DataFrame) -> Figure:
         raise NotDrawn("no device-bound step without communication was measured on this machine")
     panels = list(dict.fromkeys(efficiencies["panel"]))
     lines = max(select(efficiencies, panel=panel)["title"].nunique() for panel in panels)
-    figure, all_axes = subplots(len(panels), height=0.9 + 0.26 * lines, sharey=False)
+    height = 0.9 + len(panels) * (0.25 + 0.17 * lines)
+    figure, all_axes = subplots(rows=len(panels), height=height, sharex=True, sharey=False)
     least, most = (100 * end for end in (efficiencies["efficiency"].min(), max(efficiencies["efficiency"].max(), 1.0)))
     ends = least - 0.1 * (most - least), most + 0.1 * (most - least)
     ranks = sorted(efficiencies["processes"].unique())
@@ -24,6 +25,7 @@ def draw(data_parallel: DataFrame, fsdp: DataFrame) -> Figure:
         draw_panel(axes, select(efficiencies, panel=panel), [int(number) for number in ranks])
         axes.set_xlim(*ends)
         axes.set_title(panel, fontsize=8.5)
+    all_axes[-1].set_xlabel("efficiency / %")
     legend(all_axes, ncols=len(ranks) + 1)
     return figure
 
@@ -41,4 +43,3 @@ def draw_panel(axes: Axes, panel: DataFrame, ranks: list[int]) -> None:
     shares = {title: [f"{100 * share:.1f}" for share in select(panel, title=title)["efficiency"]] for title in titles}
     axes.set_yticks(range(len(titles)), [f"{title}: {', '.join(shares[title])}" for title in titles], fontsize=7)
     axes.set_ylim(len(titles) - 0.5, -0.7)
-    axes.set_xlabel("efficiency / %", fontsize=7)  # no wider than a narrow panel
