@@ -88,7 +88,7 @@ def data_types(dtypes: DataFrame) -> Answer:
         verdict=say(
             choose(
                 as_expected,
-                "Under autocast, matmuls return the low precision; parameters, gradients and loss stay fp32.",
+                "Under autocast, matmuls return low-precision tensors; parameters, gradients and loss stay fp32.",
                 "Autocast gives fp16 for {lowered:listing}.",
             ),
             lowered=list(lowered["title"]),

@@ -225,7 +225,7 @@ def warmup(table: DataFrame) -> Answer:
                 "cuBLAS creates its workspace and picks an algorithm for each shape.",
                 "Likely causes: thread start-up, setup of matmul kernels for each shape, page faults on new memory.",
             ),
-            "Each column is a different process; only _first − median_ compares steps of one process.",
+            "Means also differ between processes; _first − median_ compares steps of one process.",
             later=later["device_allocations"].max(),
         ),
     )

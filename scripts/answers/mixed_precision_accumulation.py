@@ -60,7 +60,7 @@ def answers(tables: Tables) -> Answers:
                 "further addition is rounded away."
                 if bf16["last_step"] == 0
                 else "",
-                "So tensor cores accumulate in fp32, and optimizers keep fp32 weights @micikevicius2018.",
+                "This is why tensor cores accumulate in fp32 and optimizers keep fp32 weights @micikevicius2018.",
             ),
         )
     }

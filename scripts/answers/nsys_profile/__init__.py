@@ -89,7 +89,7 @@ def forward_time(passes: DataFrame, close: DataFrame, unit: str) -> Answer:
             "and by the host's timer in another process (end_to_end, median).",
             legend={
                 "busy / %": "Busy: kernels over stage",
-                "*": "*: host-bound in either",
+                "*": "*: host-bound in either process",
                 NONE: f"{NONE}: not measured",
             },
         ),

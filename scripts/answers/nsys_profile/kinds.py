@@ -91,9 +91,9 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
             label=close["label"].iloc[0],
         ),
         more=say(
-            "{row[label]}, {row[precision]}: {row[shown forward]}, {row[calls forward]:whole} calls, "
-            "{row[share forward]:percent} of the time.",
-            f"With the backward pass, the top {unit} stays the same in "
+            "For {row[label]} in {row[precision]} it is {row[shown forward]}: {row[calls forward]:whole} calls, "
+            "{row[share forward]:percent} of time.",
+            "With the backward pass, it stays the same in "
             + ("every cell." if same == len(trained) else "{same} of {cells}."),
             row=last(select(lines, size=close["size"].iloc[0])),
             same=same or "none",
@@ -206,8 +206,8 @@ def softmax(here: DataFrame, close: DataFrame) -> Answer:
     return Answer(
         asked=ASKED["softmax"],
         verdict=say(
-            "The softmax takes {row[time]:times} the time of attention's matmuls for {row[flops]:percent} of the FLOPs "
-            "({row[label]}, {row[precision]}).",
+            "The softmax takes {row[time]:times} the time of attention's matmuls for {row[flops]:percent} of their "
+            "FLOPs ({row[label]}, {row[precision]}).",
             row=last(quoted),
         ),
         more=say(
@@ -235,8 +235,9 @@ def softmax_reason(roof: DataFrame, label: str) -> Typst:
     if low is None or full is None or alone is None:
         return say("The softmax reads and writes every score for only five operations.")
     return say(
-        "The softmax reads and writes every score in fp32 for only five operations. For {label} it does so at "
-        "{alone[of_bandwidth]:percent} of the memory bandwidth: it is memory-bound, so the precision hardly matters.",
+        "The softmax reads and writes every score for only five operations. For {label} it does so at "
+        "{alone[of_bandwidth]:percent} of the memory bandwidth: it is memory-bound. Autocast runs it in fp32, so bf16 "
+        "saves no time.",
         "The matmuls reach {full[of_peak]:percent} of the peak rate in fp32. In bf16 they are "
         "{full[seconds] / low[seconds]:times} as fast and also memory-bound ({low[of_bandwidth]:percent} of the "
         "bandwidth): with heads this narrow they do only {low[intensity]:sig} FLOPs per byte.",
