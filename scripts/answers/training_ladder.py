@@ -52,7 +52,7 @@ YARDSTICK = (
     "The sum is a yardstick, not a lower bound: in the step the update overlaps the backward pass, and the clock may "
     "differ."
 )
-NEEDS_GPU = "Not shown: on a CPU the steps show only that each rung works."
+NEEDS_GPU = "Not shown: on a CPU, steps only check that each rung works."
 RUNG: Columns = {
     "": "{label}",
     "batch": "{batch_size} × {context}",
@@ -249,7 +249,7 @@ def several(table: DataFrame) -> Answer:
     facts = Facts(row=best, name=name)
     how = "" if best is None or best["graph"] else " and no CUDA graph"
     lost = table[(table["part"] == "processes") & (table["status"] != "ok")]
-    why = lost["message"].iloc[0] if len(lost) else "it needs several GPUs"
+    why = lost["message"].iloc[0] if len(lost) else "no step on several GPUs was run"
     return Answer(
         asked="On several GPUs",
         missing=f"Not measured: {why}.",
@@ -289,7 +289,7 @@ def advice(table: DataFrame, rungs: DataFrame, extremes: list[DataFrame]) -> Ans
     return Answer(
         asked="What to do first",
         missing=f"Not decided: no rung is known to save {100 * WORTH:.0f} % of the fastest step.",
-        verdict=facts.say("For {size}, start with {must:listing}: without them it does not fit.")
+        verdict=facts.say("For {size}, start with {must:listing}: no earlier rung fits.")
         or facts.say("For {size}, start with {order:listing}.", order=italic([row["title"] for row in order[:2]])),
         more=facts.say(
             "They save {saved:listing}.",

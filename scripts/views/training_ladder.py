@@ -144,7 +144,7 @@ def out_of_memory(table: DataFrame, ladder: DataFrame) -> list[str]:
 
 
 def needed(table: DataFrame, ladder: DataFrame) -> list[str]:
-    """The titles of the rungs without which one cell does not fit; none if the first rung fits."""
+    """The titles of the rungs up to the first that fits, for one cell; none if that is the ladder's first."""
     place = EXACT.index(ladder["rung"].iloc[0])
     return [rung.title for rung in LADDER[1 : place + 1]] if out_of_memory(table, ladder) else []
 
