@@ -81,7 +81,7 @@ def verdict(step: Setting, free: float) -> str:
     needed, has = f"{peak(step).total / GB:.3g} GB", f"{free / GB:.3g} GB"
     if peak(step).total <= usable(free):
         return f"It fits: a rank needs {needed} of {has} {blocks}"
-    return f"It does not fit: a rank needs {needed} {blocks}, and {has} are free, of which {RESERVE:.0%} stay unused"
+    return f"It does not fit: a rank needs {needed} {blocks}, and {has} are free, less a reserve of {RESERVE:.0%}"
 
 
 def make_runs(cell: Leaderboard, plan: Setting, device: torch.device) -> dict[str, Callable[[], None]]:

@@ -40,8 +40,8 @@ UNITS = {
     "cold_start": 1.0,
 }
 """Metrics, and the factors to seconds and GB."""
-RESERVED = {r"(\d+)% of them as a reserve": r"of which \1 % stay unused"}
-"""What a recorded message says about the reserve, in other words."""
+IN_FULL = {"It does not fit: a rank": "A rank", r"are free, \D*(\d+)%.*": r"are free, less a reserve of \1 %"}
+"""Recorded messages in other words."""
 MEASURED: Columns = {
     "": "{title}",
     "time / s": {
@@ -168,7 +168,7 @@ def derived(tables: Tables) -> Answer:
             work("The peak of a {gpu} is {peak} ({source})."),
             "Tried here: {tried:listing}. {why}.",
             tried=tried,
-            why=next(iter(lost["message"].replace(RESERVED, regex=True)), None),
+            why=next(iter(lost["message"].replace(IN_FULL, regex=True)), None),
         ),
     )
 

@@ -34,8 +34,8 @@ VERSIONS = {
     "seed": "seed",
 }
 IN_FULL = {
-    r"each process needs .* GB of memory, and .* GB are free.*": "a process would need more memory than is free",
-    r"It does not fit: a rank needs .*": "a rank needs more memory than is free, less a reserve",
+    r"(each process|It does not fit: a rank) needs .* are free.*": "a process would need more memory than is free",
+    r"it needs .* by closed form, and .*": "by closed form it needs more memory than there is",
     r"not a decision of this pass here|this pass does not use it here": "the decision does not apply to this pass",
 }
 """Recorded messages whose numbers differ by cell, or that are unclear without their cell, in other words."""
