@@ -6,7 +6,7 @@ from cs336_systems.compare.speed import SAME
 from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.limits import AHEAD, REDUCTIONS
-from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, choose, say
+from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, choose
 from scripts.rendering.grid import Columns
 from scripts.rendering.markup import Tile, escape, times
 from scripts.views.closed_forms import sized
@@ -78,7 +78,6 @@ def pytorch(table: DataFrame, rows: DataFrame, comparisons: list[Duel]) -> Answe
         return Answer("Against fully_shard", missing=why_missing(table, rows))
     asked = comparisons[0]
     facts = Facts(own=asked.first, theirs=asked.other, row=first(rows))
-    cells = [duel.cell for duel in comparisons]
     outside = "With memory outside the allocator it" if asked.first["outside_memory"] > 0 else "It"
     return Answer(
         asked="Against fully_shard",
@@ -104,9 +103,7 @@ def pytorch(table: DataFrame, rows: DataFrame, comparisons: list[Duel]) -> Answe
                 + (" and takes its communication buffers from NCCL's allocator." if asked.first["gpu"] else "."),
                 ".",
             ),
-            "Tuned fully_shard was not measured with {untuned:listing}.",
             "No verdict on {cells:listing}: host-bound.",
-            untuned=[say("_{cell}_", cell=cell) for cell in cells if not len(select(rows, cell=cell, contender=TUNED))],
             cells=list(rows[rows["host_bound"].astype(bool)]["cell"].unique()),
         ),
     )
@@ -125,7 +122,7 @@ def whole(table: DataFrame, rows: DataFrame) -> Answer:
     less, more = "{share:percent} shorter than", "{share:percent} longer than"
     return Answer(
         asked="Against unsharded weights",
-        missing="Peak memory is counted on GPUs only.",
+        missing="Not compared: peak memory is counted on GPUs only.",
         verdict=facts.say("FSDP takes {own[memory]:gib} per rank, data parallelism {other[memory]:gib} ({own[cell]})."),
         more=facts.say(
             "FSDP's step is "

@@ -154,5 +154,4 @@ def not_profiled(table: DataFrame, rows: DataFrame) -> str:
     common = setting(FullyShardedTraining, table, rows)
     if common is None:
         return missing(table)
-    why = common["not_profiled"]
-    return f"Not measured: {why}." if why else "No device-bound forward pass was profiled."
+    return "No device-bound forward pass was profiled." if common["gpu"] else "Not measured: a trace needs a GPU."

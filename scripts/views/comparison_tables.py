@@ -59,7 +59,6 @@ def setting(kind: Kind, table: DataFrame, rows: DataFrame) -> dict[str, Any] | N
     if not len(rows):
         return None
     row = rows.iloc[0]
-    skipped = select(compared(kind, table), metric="device_busy", status="skipped")
     return {
         "gpu": bool(row["gpu"]),
         "each": "GPU" if row["gpu"] else "process",
@@ -73,5 +72,4 @@ def setting(kind: Kind, table: DataFrame, rows: DataFrame) -> dict[str, Any] | N
         "bf16": "bf16" in set(rows["precision"]),
         "compiled": "compiled" in rows and bool(rows["compiled"].any()),
         "profiled": bool(rows["timeline_length"].notna().any()),
-        "not_profiled": skipped["message"].iloc[0] if len(skipped) else "",
     }
