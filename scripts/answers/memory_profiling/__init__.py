@@ -28,7 +28,7 @@ def answers(tables: Tables) -> Answers:
     plain = select(table, attention="plain")
     context = compared_context(plain)
     skipped = next(iter(select(table, metric=WHOLE_CELL, status="skipped")["message"]), "")
-    missing = f"Not measured: {skipped}." if skipped else "Not measured in both precisions for every kind of step."
+    missing = f"Not measured: {skipped}." if skipped else "Not shown: some steps were not run in both precisions."
     answered = {name: Answer(asked, missing=missing) for name, asked in ASKED.items()}
     if len(plain):
         answered["residual"] = residual(plain, context)

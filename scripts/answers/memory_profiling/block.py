@@ -38,7 +38,7 @@ def block(table: DataFrame) -> dict[str, Answer]:
                 most=most,
                 operator=None if most is None else most["operator"] or FLASH,
             ),
-            more=say("With FlashAttention it saves {size:MiB}.", size=flash),
+            more=say("With FlashAttention it saves {size:MiB}.", size=flash if plain else None),
             results=Captioned(
                 contributors(table, longest),
                 facts.say("The largest tensors that one block of {full[label]} saves for backward, context {context}."),
