@@ -186,7 +186,7 @@ def warmup(table: DataFrame) -> Answer:
         verdict=say(
             "Without warm-up, the first step takes {extra:span ms} longer than the median step."
             if len(slower)
-            else "Without warm-up, the first step takes {first:span ms}, a later one up to {most:ms}: no effect.",
+            else "Without warm-up, the first step takes {first:span ms}, a later one up to {most:ms}: no clear effect.",
             extra=least_and_most(at_once["first_step"] - at_once["step"]),
             first=least_and_most(at_once["first_step"]),
             most=slowest_later(at_once).max(),

@@ -69,14 +69,14 @@ def attention(table: DataFrame) -> Answer:
             "At {row[sequence]} tokens {quick} attention is {gains:span times} as fast as {slow} ({cells}).",
             cells=count(len(longest), "head dimension") if len(longest) > 1 else facts.say("d = {row[d]}"),
         )
-        or say("Cannot be decided: in every cell, compiled or eager is host-bound."),
+        or say("Cannot be decided: in every cell the compiled or the eager one is host-bound."),
         more=facts.say(
             "Compiled attention takes less time in {wins} of {all} (both passes together).",
             "Compiling lowers the peak at {row[sequence]} tokens and d = {row[d]} from {row[peak_memory eager]:gib} to "
             "{row[peak_memory compiled]:gib}."
             if lowers
             else "",
-            wins=int((decided["gain"] > 1).sum()) or "none",
+            wins=int((decided["gain"] > 1).sum()),
             all=count(len(decided), "device-bound shape" if measured(pairs["device_busy eager"].max()) else "shape"),
         ),
         results=Captioned(
@@ -179,7 +179,7 @@ def step_sentence(decided: DataFrame, steps: DataFrame, cells: int) -> Typst:
     quick, slow, gains = faster_one(decided["gain"])
     words = "The {quick} step is {gains:span times} as fast as the {slow} one {where}."
     return say(words, quick=quick, slow=slow, gains=gains, where=where) or say(
-        "No step is compared: in every cell, compiled or eager is host-bound."
+        "Steps are not compared: in every cell the compiled or the eager one is host-bound."
     )
 
 

@@ -38,7 +38,7 @@ def leaderboard(table: DataFrame, cells: DataFrame, ablations: DataFrame) -> Ans
     """Both head dimensions, by every implementation."""
     rows, known = select(table, compiled_call=True), select(cells, compiled_call=True)
     if one(known, implementation=OURS, d=REFERENCE_D) is None:
-        return Answer("Leaderboard of 2025", missing="Not measured: its cell needs a GPU.")
+        return Answer("Leaderboard of 2025", missing="Not measured: it needs a GPU.")
     names = titles(rows) | {OURS: ours_by_kernels(rows)}
     speeds = {int(d): against_fastest(cells, d) for d in sorted(set(rows["d"]))}
     fastest, _ = speeds[REFERENCE_D]

@@ -97,7 +97,7 @@ def forward_time(passes: DataFrame, close: DataFrame, unit: str) -> Answer:
             choose(
                 on_gpu,
                 "By both clocks a device-bound pass takes at most {longest:times} the time of its kernels.",
-                "The operators ran with the profiler on, the stage without it, and the host's timer in another "
+                "Operators were timed under the profiler, the stage without it, and the host's timer ran in another "
                 "process; other programs may have slowed any of them.",
             ),
             "In host-bound cells each clock measures how fast its process launches kernels, which differs between "

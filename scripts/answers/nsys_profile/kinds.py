@@ -96,7 +96,7 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
             "With the backward pass, it stays the same in "
             + ("every cell." if same == len(trained) else "{same} of {cells}."),
             row=last(select(lines, size=close["size"].iloc[0])),
-            same=same or "none",
+            same=same,
             cells=count(len(trained), "cell") if len(trained) else None,
         ),
         details=Captioned(
