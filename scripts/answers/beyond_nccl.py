@@ -50,8 +50,8 @@ def gain(table: DataFrame, rows: DataFrame, comparisons: Sequence[Duel]) -> Answ
         ],
         reason=[
             limits(own),
-            "With _overlapped_, which copies no gradients into buckets either, it loses {slowed[stretched]:ms} to "
-            "slower compute. So most of the slow-down likely comes from NCCL's kernels on the SMs, not from the bytes "
+            "With _overlapped_, which copies no gradients into buckets either, the step loses {slowed[stretched]:ms} "
+            "to additional compute time. Most of that likely comes from NCCL's kernels on the SMs, not from the bytes "
             "that are sent.",
             limits(largest) if largest["cell"] != own["cell"] else "",
             "Symmetric memory takes {own[outside_memory]:gib} outside PyTorch's allocator ({own[cell]}).",
@@ -64,7 +64,7 @@ def gain(table: DataFrame, rows: DataFrame, comparisons: Sequence[Duel]) -> Answ
 def limits(row: Series) -> Typst:
     """The parts of a profiled step beyond the baseline's."""
     return say(
-        "The profiled step loses {row[stretched]:ms} to slower compute and {row[uncovered]:ms} to uncovered "
-        "communication ({row[cell]}).",
+        "Symmetric memory's profiled step loses {row[stretched]:ms} to additional compute time and "
+        "{row[uncovered]:ms} to uncovered communication ({row[cell]}).",
         row=row if row["stretched"] > NOTICED else None,
     )

@@ -102,7 +102,10 @@ def sharded() -> Answer:
     facts = Facts(memory=TPU_V5P.memory / GB, least=fewest[1][0], tokens=BATCHES[1], alone=alone)
     return Answer(
         "(b) Sharded",
-        facts.say('{least} devices with {tokens} tokens: $N > (16 P + A \\/ 2) \\/ ({memory:whole} "GB" - A \\/ 2)$.'),
+        facts.say(
+            "XXL fits on {least} devices with {tokens} tokens: "
+            '$N > (16 P + A \\/ 2) \\/ ({memory:whole} "GB" - A \\/ 2)$.'
+        ),
         facts.say(
             "Activations take $A$ bytes. The state alone needs {alone}; from {most} tokens on, no number of devices "
             "is enough.",

@@ -58,7 +58,9 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
     facts = Facts(
         best=best,
         slowed=best if best["stretched"] > best["exposed"] / 2 else None,
-        others=[say("{row[bucket_mb]} MB, {row[median]:ms} ({row[cell]})", row=row) for row in map(best_of, swept[1:])],
+        others=[
+            say("{row[bucket_mb]} MB with {row[median]:ms} ({row[cell]})", row=row) for row in map(best_of, swept[1:])
+        ],
         apart=apart - 1,
         confirmed=holds.count(True),
         settings=len(holds),
@@ -92,8 +94,8 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
         reason=facts.say(
             "Best in other settings: {others:listing}.",
             same_calls(asked),
-            "At {best[bucket_mb]} MB {slowed[exposed]:ms} are exposed ({slowed[cell]}); most of it is slower compute, "
-            "{slowed[stretched]:ms} in the profiled step.",
+            "At {best[bucket_mb]} MB {slowed[exposed]:ms} are exposed ({slowed[cell]}); most of it is additional "
+            "compute time, {slowed[stretched]:ms} in the profiled step.",
             "Gradients are copied into buckets that hold several: {large[bucket_mb]} MB buckets take "
             "{large[peak_memory] - small[peak_memory]:gib} more memory than {small[bucket_mb]} MB buckets.",
             *(duel.speed.sentence("bucketed at its best", "overlapped", f"({duel.cell})") for duel in over[:1]),
@@ -109,8 +111,8 @@ def same_calls(sizes: DataFrame) -> Typst:
         for calls, same in sizes.dropna(subset="messages").groupby("messages", sort=False)
     ]
     return say(
-        "The {number} sizes make {calls:listing} calls: all gradients take {row[communicated]:size}, and none is sent "
-        "in pieces.",
+        "The {number} sizes make {calls:listing} calls for {row[communicated]:size} of gradients, none of which "
+        "is split.",
         number=len(sizes),
         calls=calls,
         row=sizes.iloc[0],

@@ -2,14 +2,14 @@
 
 from pandas import DataFrame
 
-from scripts.rendering.answer import Answer, Answers, Facts, Tables
+from scripts.rendering.answer import Answer, Answers, Facts, Tables, say
 from scripts.views.comparison import duels, fastest, traced_cell
 from scripts.views.comparison_tables import missing
 from scripts.views.data import select
 from scripts.views.data_parallel import duel_answer, why_missing, wrappers
 from scripts.views.verdicts import against
 
-WRAPPERS = {"naive": ["naive"], "flat": ["flat"], "overlapped": ["overlapped"]}
+NOT_OVERLAPPED = ("naive", "flat")
 SLOWER = 1.01
 """Compute counts as slowed down if it takes longer by a larger ratio."""
 
@@ -45,14 +45,16 @@ def time(table: DataFrame, rows: DataFrame) -> Answer:
 
 def traces(table: DataFrame, rows: DataFrame) -> Answer:
     """Sub-question (b): the hidden share of communication in the drawn steps."""
-    facts = Facts(**{name: fastest(traced_cell(rows), names) for name, names in WRAPPERS.items()})
+    cell = traced_cell(rows)
+    hidden = "{name} {row[hidden_share]:percent}"
+    others = [say(hidden, name=name, row=fastest(cell, [name])) for name in NOT_OVERLAPPED]
+    facts = Facts(own=fastest(cell, ["overlapped"]), others=[*filter(None, others)])
     return Answer(
         asked="(b) Traces",
         verdict=facts.say(
-            "Overlapped hides {overlapped[hidden_share]:percent} of its communication behind compute, naive "
-            "{naive[hidden_share]:percent}."
+            "Overlapped hides {own[hidden_share]:percent} of its communication behind compute, {others:listing}."
         ),
-        more=facts.say("The flat wrapper hides {flat[hidden_share]:percent} (one step each, rank 0, {flat[cell]})."),
+        more=facts.say("One step of each was profiled on rank 0 ({own[cell]})."),
         results="ddp_timelines",
         missing="No step was profiled: a trace of kernels needs a GPU." if len(rows) else missing(table),
     )
