@@ -83,7 +83,7 @@ def pytorch(table: DataFrame, rows: DataFrame, comparisons: list[Duel]) -> Answe
         asked="Against fully_shard",
         verdict=asked.speed.sentence("FSDP (ours)", theirs(asked.other), f"({asked.cell})"),
         more=facts.say(
-            f"{outside} peaks at {{own[memory]:gib}}, theirs at {{theirs[memory]:gib}}.",
+            f"{outside} peaks at {{own[memory]:gib}}, {theirs(asked.other)} at {{theirs[memory]:gib}}.",
             elsewhere(comparisons, ", against the faster fully_shard"),
             yours(select(rows, cell=asked.cell), {"FSDP (ours)": OURS}),
         ),

@@ -130,10 +130,11 @@ def in_time(table: DataFrame, rows: DataFrame) -> Answer:
         ],
         reason=say(
             "The first weights always come late, since no compute runs before them." if len(late) else "",
-            "In other settings the pass waits for {others:listing}.",
-            "With the data sheet's $C$ and $W$ the condition above holds from {enough} tokens per GPU on; here there "
-            "are {tokens}.",
+            "With the data sheet's $C$ and $W$ the condition above holds from {enough} tokens per GPU on "
+            "({own[cell]}); here there are {tokens}.",
             NOTHING if own is None else against_baseline(own, own["title"]),
+            "In other settings the pass waits for {others:listing}.",
+            own=own,
             others=others,
             enough=None if own is None else least_tokens(own),
             tokens=None if own is None else int(own["batch_size"] * own["context"]),

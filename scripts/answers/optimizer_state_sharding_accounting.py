@@ -93,8 +93,8 @@ def memory_answer(table: DataFrame) -> Answer:
         asked="(a) Memory",
         missing=missing(table),
         verdict=facts.say(
-            f"After a step of {{cell[label]}}, sharding leaves {{own[total]:{unit}}} of {{whole[total]:{unit}}} in use "
-            "on the fullest of {own[processes]} ranks."
+            f"After a step of {{cell[label]}}, the fullest of {{own[processes]}} ranks holds {{own[total]:{unit}}}, "
+            f"against {{whole[total]:{unit}}} without sharding."
         ),
         more=facts.say(
             f"The peak falls from {{whole[peak]:{unit}}} to {{own[peak]:{unit}}}.",
@@ -177,8 +177,8 @@ def time_answer(table: DataFrame, rows: DataFrame, unsharded: DataFrame) -> Answ
             },
         ),
         reason=facts.say(
-            "The optimizer's part takes {own[optimizer]:ms} sharded and {whole[optimizer]:ms} unsharded: a rank "
-            "updates $1\\/N$ of the parameters, and then receives the rest.",
+            "The optimizer's part takes {own[optimizer]:ms} sharded and {whole[optimizer]:ms} unsharded ({own[cell]}): "
+            "a rank updates $1\\/N$ of the parameters, and then receives the rest.",
             "Over symmetric memory the optimizer's part takes {peers[optimizer]:ms}.",
             "The fastest of PyTorch's (_{setting}_) takes {theirs[median]:ms}; its optimizer's part, timed "
             "separately, takes {theirs[optimizer]:ms}.",

@@ -193,7 +193,9 @@ def sizes(rungs: DataFrame, extremes: list[DataFrame]) -> Answer:
         asked="Against its parts" if single else "All sizes",
         verdict=facts.say("The fastest step takes {over:span times} the time of its parts alone.")
         if single
-        else facts.say("At its fastest, training reaches {utilization:span percent} of the bf16 peak ({cells})."),
+        else facts.say(
+            "The fastest step of each model and batch reaches {utilization:span percent} of the bf16 peak ({cells})."
+        ),
         results=Captioned(
             grid(best, SIZES, text_columns=3),
             "The rung with the shortest median step"
@@ -371,8 +373,8 @@ def learning(table: DataFrame) -> Answer:
             ),
         ),
         reason=facts.say(
-            "A small model learns a Markov chain: in fp32 from {exact[n]:whole} seeds, on each other rung from the "
-            "first only. From the first seed, fp32 ends at {same}.",
+            "A small model learns a Markov chain: in fp32 from {exact[n]:whole} seeds, on the other rungs from the "
+            "first seed only. From that seed, fp32 ends at {same}.",
             "± is one standard deviation; the spread is {scatter} of them.",
             "The first step's gradients differ from fp32's by {errors:span percent}.",
             "FP8 ends at {loss} nat, and its first gradients differ by {fp8[error]:percent}.",

@@ -111,7 +111,7 @@ def measured(tables: Tables, parts: DataFrame) -> Answer:
             "the start of the process to the end of its first step. GB are 10⁹ bytes.",
         ),
         reason=say(
-            "Each GPU has a sequence and all bf16 weights; fp32 masters and moments are sharded. Blocks run fused "
+            "Each GPU has one sequence and all bf16 weights; fp32 masters and moments are sharded. Blocks run fused "
             "passes (@sec-training_ladder) and our attention. Weights are updated during the backward pass. Neither "
             "torch.compile nor a CUDA graph is used."
             if first.name == "step"
