@@ -44,11 +44,9 @@ def gain(table: DataFrame, rows: DataFrame, comparisons: Sequence[Duel]) -> Answ
         "Against PyTorch",
         comparisons,
         ("symmetric memory", "PyTorch's best"),
-        more=[
-            "{elsewhere}",
-            against(own, buckets).sentence("symmetric memory", "our best buckets", f"({comparisons[0].cell})"),
-        ],
+        more=["{elsewhere}"],
         reason=[
+            against(own, buckets).sentence("symmetric memory", "our best buckets", f"({comparisons[0].cell})"),
             limits(own),
             "With _overlapped_, which copies no gradients into buckets either, the step loses {slowed[stretched]:ms} "
             "to additional compute time. Most of that likely comes from NCCL's kernels on the SMs, not from the bytes "

@@ -17,10 +17,10 @@ def answers(tables: Tables) -> Answers:
         ("flat", "naive"),
         more=[
             "Its step takes {own[median]:ms}, naive's {other[median]:ms}.",
-            "It exposes {own[exposed]:ms} of communication, naive {other[exposed]:ms}.",
             "{elsewhere}",
         ],
         reason=[
+            "Flat exposes {own[exposed]:ms} of communication, naive {other[exposed]:ms} ({own[cell]}).",
             "{difference}",
             "It makes one call instead of {other[messages]:whole}, and copies the gradients into one tensor.",
             "That tensor adds {own[peak_memory] - other[peak_memory]:gib} to the peak.",
