@@ -50,6 +50,13 @@ def pytest_collection_modifyitems(items):
             item.add_marker(skip)
 
 
+def pytest_runtest_teardown(item):
+    if "gpu" in item.keywords:
+        import torch
+
+        torch.cuda.empty_cache()  # The tests of other workers share the GPU.
+
+
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request):
     """The processor, and a GPU where there is one."""

@@ -24,7 +24,7 @@ WRONG = {
     "a paragraph of the first page that begins with a pronoun": re.compile(r"^#paragraph\[[^]]*\]\[(They|It|Its)\b"),
     "a caption that names a side, which may be empty": re.compile(r"^#picture\((?s:.*)\b([Ll]eft|[Rr]ight),"),
 }
-"""What no sentence has, whichever the machine."""
+"""Faults that no sentence has, whichever the machine."""
 
 
 @pytest.fixture(scope="module")

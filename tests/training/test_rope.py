@@ -7,7 +7,7 @@ from cs336_systems.attention.launcher import ensure_described
 from cs336_systems.attention.operators import empty_output
 from cs336_systems.model import RotaryEmbedding
 from cs336_systems.training.rope import rotate_qkv
-from tests.training.interpreted import INTERPRETED, assert_close, rounding, uses_kernel
+from tests.training.interpreted import INTERPRETED, assert_close, need_gpu_memory, rounding, uses_kernel
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 CASES = [  # batch, sequence, heads, heads of keys and values, d_head
@@ -90,6 +90,8 @@ def test_old_values_that_a_backward_pass_needs_are_missed(device):
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_gradients_whose_heads_are_further_apart_than_32_bits_can_count(device, interleaved):
+    if device == "cuda":
+        need_gpu_memory(5)
     qkv, (dq, dk, dv), rope = make_inputs((1, 4, 3, 3, 16), BF16, device)
     apart = 2**30  # as of a million tokens and more; of the memory between them nothing is touched on a CPU
     far = torch.empty(2 * apart + dq.shape[2] * 16, dtype=BF16, device=device).as_strided(dq.shape, (1, apart, 16, 1))
