@@ -31,8 +31,7 @@ FINISHED = re.compile(r"^\[(?P<number>\d+)/\d+\] .*?: (?P<outcome>.*), (?P<secon
 
 
 def describe(cell: Experiment, cells: Sequence[Experiment]) -> str:
-    """The parameters in which a cell differs from the others in its job, or a single cell from the defaults; its name if
-    there are none."""
+    """The parameters in which a cell differs from its job's others, or a lone cell from the defaults; else its name."""
     shown = {}
     for parameter in dataclasses.fields(cell):
         values = {getattr(other, parameter.name) for other in cells}
