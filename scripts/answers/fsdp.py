@@ -43,7 +43,7 @@ def answers(tables: Tables) -> Answers:
         "pytorch": pytorch(table, rows, comparisons),
         "whole": whole(table, rows),
         "largest": largest(table, rows),
-        "s": setting(FullyShardedTraining, table, rows),
+        "s": setting(rows),
         "autocast": bool(len(select(rows[rows["contender"].isin(UNSHARDED)], precision="bf16"))),
         "ahead": AHEAD,
         "reductions": REDUCTIONS,

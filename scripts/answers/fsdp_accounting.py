@@ -152,7 +152,7 @@ def least_tokens(row: Series) -> int | None:
 
 def not_profiled(table: DataFrame, rows: DataFrame) -> str:
     """Why no device-bound forward pass was profiled."""
-    common = setting(FullyShardedTraining, table, rows)
+    common = setting(rows)
     if common is None:
         return missing(table)
     return "No device-bound forward pass was profiled." if common["gpu"] else "Not measured: a trace needs a GPU."

@@ -2,7 +2,7 @@
 
 from pandas import DataFrame
 
-from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
+from cs336_systems.experiments.data_parallel import BASELINE
 from scripts.rendering.answer import Answer, Answers, Facts, Tables, choose, say
 from scripts.views.comparison import duels
 from scripts.views.comparison_tables import setting
@@ -15,7 +15,7 @@ IDLE = 1.0
 def answers(tables: Tables) -> Answers:
     """The section's answers, and what all wrappers have in common."""
     table, rows = tables["data_parallel"], wrappers(tables)
-    return {"share": share(table, rows), "s": setting(DataParallelTraining, table, rows)}
+    return {"share": share(table, rows), "s": setting(rows)}
 
 
 def share(table: DataFrame, rows: DataFrame) -> Answer:

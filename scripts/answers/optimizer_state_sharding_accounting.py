@@ -70,7 +70,7 @@ def answers(tables: Tables) -> Answers:
         "memory": memory_answer(table),
         "time": time_answer(table, rows, wrappers(tables)),
         "zero": zero_answer(),
-        "s": setting(OptimizerSharding, table, rows),
+        "s": setting(rows),
         "size": HANDOUT_SIZE,
     }
 

@@ -54,7 +54,7 @@ def missing(table: DataFrame) -> str:
     return f"{why[:1].upper()}{why[1:]}."
 
 
-def setting(kind: Kind, table: DataFrame, rows: DataFrame) -> dict[str, Any] | None:
+def setting(rows: DataFrame) -> dict[str, Any] | None:
     """The settings common to all contenders; None if there are none."""
     if not len(rows):
         return None
