@@ -19,7 +19,7 @@ COMPONENTS = {
     "loss": "loss",
     "gradients": "gradients",
 }
-RETURNED = {"float32": "fp32", "float16": "low-precision tensors"}
+RETURNED = {"float32": "fp32"} | dict.fromkeys(("float16", "bfloat16"), "low-precision tensors")
 BOTH = "forward + backward"
 """The passes by which precisions are compared: the optimizer works on fp32 weights in both."""
 EAGER = {"compiled": False, "attention": "plain"}
@@ -93,7 +93,10 @@ def data_types(dtypes: DataFrame) -> Answer:
             ),
             lowered=list(lowered["title"]),
         ),
-        more=say("LayerNorm returns {kind}.", kind=RETURNED.get(str(dtypes.loc["norm_output", "fp16"]))),
+        more=say(
+            "LayerNorm returns {kinds:listing}.",
+            kinds=list(dict.fromkeys(map(RETURNED.get, dtypes.loc["norm_output", ["fp16", "bf16"]]))),
+        ),
         results=Captioned(
             grid(
                 dtypes,

@@ -48,7 +48,7 @@ def gain(table: DataFrame, rows: DataFrame, comparisons: Sequence[Duel]) -> Answ
         reason=[
             against(own, buckets).sentence("symmetric memory", "our best buckets", f"({comparisons[0].cell})"),
             limits(own),
-            "With _overlapped_, which copies no gradients into buckets either, the step loses {slowed[stretched]:ms} "
+            "With _overlapped_, which copies no gradients into buckets, the step loses {slowed[stretched]:ms} "
             "to additional compute time. Most of that likely comes from NCCL's kernels on the SMs, not from the bytes "
             "that are sent.",
             limits(largest) if largest["cell"] != own["cell"] else "",

@@ -113,7 +113,7 @@ def advice(ladder: DataFrame, best: Series | None, theirs: Series | None) -> Ans
         verdict=facts.say(
             "On several GPUs, use the _{wrapper}_ wrapper in {best[precision]}" + graph + " ({best[label]})."
         )
-        or alone.say("Start with {must:listing}: without them, {label} does not fit.")
+        or alone.say("For {label}, start with {must:listing}: no earlier rung fits.")
         or alone.say("Start with {most:listing}: nothing else shortens {label}'s step as much."),
         more=alone.say("Then add {rest:listing}.") if best is None else in_less_memory(ladder),
         reason=facts.say(
