@@ -36,7 +36,7 @@ class Plain(nn.Module):
     def forward(self, token_ids: Tensor) -> Tensor:
         """Map token ids [batch, sequence] to logits [batch, sequence, vocabulary]."""
         x = self.embedding(token_ids)
-        x = x + self.second(torch.relu(self.first(x)))
+        x = x + self.second(nn.functional.silu(self.first(x)))
         return self.head(x * self.frozen.to(x.dtype))
 
 
@@ -51,7 +51,7 @@ class Normed(Plain):
     def forward(self, token_ids: Tensor) -> Tensor:
         """Map token ids [batch, sequence] to logits [batch, sequence, vocabulary]."""
         x = self.embedding(token_ids)
-        x = x + self.second(torch.relu(self.first(x)))
+        x = x + self.second(nn.functional.silu(self.first(x)))
         inverse = (x.float().square().mean(-1, keepdim=True) + 1e-5).rsqrt()
         return self.head((x * inverse * self.norm).to(x.dtype))
 
