@@ -143,8 +143,8 @@ def variability(known: DataFrame) -> Answer:
     return Answer(
         asked="(b) Variability",
         verdict=say(
-            ("In device-bound cells the spread is " if on_gpu else "The spread is ")
-            + ("large" if typical > WIDE else "mostly small" if wide else "small")
+            ("In device-bound cells steps " if on_gpu else "Steps ")
+            + ("vary a lot" if typical > WIDE else "mostly vary little" if wide else "vary little")
             + ": a std of {typical:percent} of the mean ({cells}).",
             typical=typical,
             cells=median_of(int((~bound).sum()), "cell"),

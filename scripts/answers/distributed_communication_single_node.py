@@ -55,10 +55,11 @@ def times(cells: DataFrame, gpu: str) -> Answer:
     return Answer(
         asked="Time of an all-reduce",
         verdict=facts.say(
-            "{row[megabytes]} MB take {row[median]:ms} over {row[name]} between {row[processes]} processes."
+            "An all-reduce of {row[megabytes]} MB takes {row[median]:ms} over {row[name]} between {row[processes]} "
+            "processes."
         ),
         more=facts.say(
-            "Over Gloo they take {gloo[median]:ms}." if len(both) else "",
+            "Over Gloo it takes {gloo[median]:ms}." if len(both) else "",
             "NCCL is {ratio:span times} as fast as Gloo ({cells} measured with both).",
             ratio=least_and_most(both["median_gloo"] / both["median_nccl"]),
             cells=count(len(both), "cell"),

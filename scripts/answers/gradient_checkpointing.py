@@ -5,7 +5,7 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
-from cs336_systems.accounting.peak_memory import best_segment, moments, peak
+from cs336_systems.accounting.peak_memory import best_segment, peak
 from cs336_systems.accounting.units import MIB
 from cs336_systems.sizes import SIZES
 from scripts.rendering.answer import Answer, Answers, Captioned, Tables, count, say
@@ -72,8 +72,8 @@ def strategy(by_segment: DataFrame) -> Answer:
         results=Captioned(
             strategies_table(layers, blocks),
             say(
-                "Strategies by closed form. Inputs: blocks of which only the input is in memory at the peak; passes: "
-                "forward passes of blocks in a step.",
+                "Strategies by closed form. Only input, all saved: the number of blocks with only the input, or with "
+                "all saved tensors, in memory at the peak; passes: forward passes of blocks in a step.",
                 "Last, the activations' memory by attention: {row[label]}, context {row[context]}, {row[precision]}.",
                 row=first(by_segment),
             ),
@@ -145,17 +145,16 @@ def by_length(cases: list[dict[str, Any]], which: str) -> list[Typst]:
 def closed_form(by_segment: DataFrame, row: Series) -> Typst:
     """The best length by the closed form, and how far measured peaks are from it."""
     block, step = block_of(row), step_of(row)
-    *_, update = moments(step)
-    best = best_segment(step)
+    use, best = peak(step), best_segment(step)
     return say(
-        "Weights, gradients and AdamW's moments take {state:GiB} of the peak. A block saves {times:sig} times its "
-        "input ({row[attention]})"
+        "Weights, gradients and AdamW's moments take {state:GiB} of the lowest peak. A block saves {times:sig} times "
+        "its input ({row[attention]})"
         + (", so longer segments need more memory, although fewer inputs are kept" if best == 1 else "")
         + "; the closed form's best length is {best}.",
         "Measured peaks (@fig-checkpoint_memory) differ from the closed form by at most {error:percent}.",
         times=block.saved_bytes / block.residual,
         row=row,
         best=best,
-        state=update.total / GIB,
+        state=(use.parameters + use.gradients + use.optimizer_state) / GIB,
         error=(by_segment["peak"] / by_segment["closed"] - 1).abs().max(),
     )

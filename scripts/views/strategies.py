@@ -36,7 +36,7 @@ def strategies_table(layers: int, blocks: Mapping[str, BlockActivations]) -> Tab
         ]
         for (name, strategy), (memory, passes) in zip(strategies(layers).items(), ORDERS, strict=True)
     ]
-    head = ["strategy", "memory", "forward passes", "inputs", "blocks saved", "passes", *blocks]
+    head = ["strategy", "memory", "forward passes", "only input", "all saved", "passes", *blocks]
     groups = [("", 1), ("of N blocks", 2), (f"N = {layers}", 3), (f"memory / {unit}", len(blocks))]
     return Table(head, rows, groups=groups)
 

@@ -48,7 +48,7 @@ def tiles(section: Answers) -> list[Tile]:
         shown.append(Tile(milliseconds(board["mean"]), meaning))
     if gained is not None:
         name = f"{gained['label']} at context {gained['context']} ({gained['precision']}{gained['how']})"
-        step = say("training {name} with our attention instead of plain attention.", name=name)
+        step = say("as fast with our attention as with plain attention: training {name}.", name=name)
         others = gained["against sdpa"].sentence("ours", "PyTorch’s SDPA")
         shown.append(Tile(times(gained["against plain"].ratio), say(step, others)))
     return shown
