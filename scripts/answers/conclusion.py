@@ -111,7 +111,7 @@ def advice(ladder: DataFrame, best: Series | None, theirs: Series | None) -> Ans
         missing="Cannot be decided: no "
         + ("device-bound training step was measured." if measured_gpu({"": ladder}) else "GPU was measured."),
         verdict=facts.say(
-            "On several GPUs, use the _{wrapper}_ wrapper in {best[precision]}" + graph + " ({best[label]})."
+            "To train {best[label]} on several GPUs, use the _{wrapper}_ wrapper in {best[precision]}" + graph + "."
         )
         or alone.say("For {label}, start with {must:listing}: no earlier rung fits.")
         or alone.say("Start with {most:listing}: nothing else shortens {label}'s step as much."),

@@ -134,7 +134,7 @@ def model(all_reduce: DataFrame, rows: DataFrame) -> Answer:
         if model
     ]
     asked = lines[0] if lines else None
-    facts = Facts(asked=asked, slowed=asked if asked and asked["stretched"] > 0 else None)
+    facts = Facts(asked=asked)
     return Answer(
         asked="(b) Model",
         verdict=facts.say("By the cost model, {asked[size]:MB} is best, with {asked[left]:ms} exposed ({asked[cell]}).")
@@ -151,7 +151,8 @@ def model(all_reduce: DataFrame, rows: DataFrame) -> Answer:
         reason=facts.say(
             "The gradients take {asked[communicated]:size}; the fit to all-reduces between {asked[processes]} "
             "processes gives a bandwidth of {asked[bandwidth]:GB/s} and an overhead of {asked[call]:µs}.",
-            "The model ignores that compute takes longer than without communication, by {slowed[stretched]:ms} in the "
-            "profiled step.",
+            "The model ignores that compute takes longer than without communication (_stretched_)."
+            if asked and asked["stretched"] > 0
+            else "",
         ),
     )

@@ -101,12 +101,10 @@ def in_time(table: DataFrame, rows: DataFrame) -> Answer:
     waits = [by_block(table, row)[["late", "pause"]].sum(min_count=1) for _, row in passes.iterrows()]
     passes = passes.join(DataFrame(waits, index=passes.index, columns=["late", "pause"])).dropna(subset="late")
     bound = device_bound(passes)
-    every = [row for cell in cells_of(bound) if (row := fastest(cell, OURS)) is not None]
-    own = every[0] if every else None
+    own = next((row for cell in cells_of(bound) if (row := fastest(cell, OURS)) is not None), None)
     blocks = DataFrame(columns=["late", "pause"]) if own is None else by_block(table, own)
     late = blocks[blocks["late"] > 0]
     first = set(late.index) <= set(range(1 + AHEAD))
-    others = [say("{row[late]:ms} of {row[forward_length]:ms} ({row[cell]})", row=row) for row in every[1:]]
     facts = Facts(own=own, late=len(late), blocks=len(blocks) or None)
     return Answer(
         asked="(b) In time",
@@ -133,9 +131,7 @@ def in_time(table: DataFrame, rows: DataFrame) -> Answer:
             "With the data sheet's $C$ and $W$ the condition above holds from {enough} tokens per GPU on "
             "({own[cell]}); here there are {tokens}.",
             NOTHING if own is None else against_baseline(own, own["title"]),
-            "In other settings the pass waits for {others:listing}.",
             own=own,
-            others=others,
             enough=None if own is None else least_tokens(own),
             tokens=None if own is None else int(own["batch_size"] * own["context"]),
         ),

@@ -45,13 +45,13 @@ def share(table: DataFrame, rows: DataFrame) -> Answer:
             "Without communication the step takes {naive[baseline]:ms}"
             + choose(bool(naive["baseline"] > naive["median"]), ", likely because other programs slowed it down.", "."),
             "In the profiled step {uncovered:ms} of communication, {uncovered / naive[timeline_length]:percent} of the "
-            "step, run uncovered, and the device idles {idle:ms} longer than without communication.",
+            "step, are uncovered, and the device idles {idle:ms} longer than without communication.",
         ),
         results=every_wrapper(table, rows),
         reason=facts.say(
-            "_Naive_ all-reduces {naive[messages]:whole} gradients one by one, {naive[communicated]:size} together.",
-            "The additional idle time is {microseconds / naive[messages]:µs} per call on average; its cause is not "
-            "known.",
+            "_Naive_ all-reduces {naive[messages]:whole} gradients one by one, {naive[communicated]:size} in total.",
+            "The additional idle time is {microseconds / naive[messages]:µs} per call on average ({naive[cell]}); its "
+            "cause is not known.",
             "In other settings exposed communication is {others:listing} of the step.",
         ),
     )

@@ -37,9 +37,10 @@ def answers(tables: Tables) -> Answers:
             own=share_with(excess.get(OWN)),
         ),
         reason=say(
-            "Ours balances each bucket of {size} MB separately, so that a bucket can be sent while the next one is "
-            "updated; PyTorch balances all parameters at once.",
-            size=COMMON_MB if ours and theirs and ours > theirs else None,
+            "Ours assigns parameters bucket by bucket, so that one bucket can be sent while the next is updated; "
+            "PyTorch assigns all parameters at once."
+            if ours and theirs and ours > theirs
+            else "",
         ),
     )
     return {"evenness": evenness, "bucket": COMMON_MB}
