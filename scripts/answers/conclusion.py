@@ -119,8 +119,5 @@ def advice(ladder: DataFrame, best: Series | None, theirs: Series | None) -> Ans
         reason=facts.say(
             in_less_memory(ladder) if best is None else NOTHING,
             against(best, theirs).sentence(wrapper + buckets, "PyTorch's best wrapper", where),
-            "@sec-torch_compile shows what compiling gains, @sec-benchmarking_script the host overhead, "
-            "@sec-naive_ddp_benchmarking how _{wrapper}_ compares with other wrappers, and @sec-fsdp and "
-            "@sec-training_ladder what sharding costs.",
         ),
     )

@@ -39,8 +39,8 @@ IN_FULL = {
     r"not a decision of this pass here|this pass does not use it here": "the decision does not apply to this pass",
 }
 """Recorded messages whose numbers differ by cell, or that are unclear without their cell, in other words."""
-UNKNOWN = {"cores": "0", "gpu_count": "0"}
-"""Values that are not printed, besides an empty text: not recorded, or none."""
+UNKNOWN = {"cores": "0", "gpu_count": "0", "nodes": "1"}
+"""Values that are not printed, besides an empty text: not recorded, none, or as on any single machine."""
 WORDS = {
     "incomplete": "without a metric",
     "oom": "out of memory",
