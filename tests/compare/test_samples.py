@@ -97,13 +97,38 @@ def test_samples_are_read_to_the_digit(tmp_path):
         assert samples.on_gpu == (name == "nvbench.json")
 
 
+def pytest_benchmark(data, times=1):
+    return f'{{"benchmarks": [{", ".join([f"""{{"fullname": "x", "stats": {{"data": {data}}}}}"""] * times)}]}}'
+
+
+def nvbench(noise="0.01", count="10"):
+    tags = {"time/gpu/mean": "1e-3", "time/gpu/stdev/relative": noise, "sample_size": count}
+    summaries = [{"tag": f"nv/cold/{tag}", "data": value(number)} for tag, number in tags.items()]
+    states = [{"name": "s", "summaries": summaries}, {"name": "skipped", "is_skipped": True, "summaries": None}]
+    return json.dumps(
+        {"devices": None, "benchmarks": [{"name": "none", "states": None}, {"name": "b", "states": states}]}
+    )
+
+
+@pytest.mark.parametrize("noise", ["inf", "nan"])
+def test_nvbenchs_null_for_empty_lists_and_unknown_noise_are_read(tmp_path, noise):
+    (tmp_path / "a.json").write_text(nvbench(noise=noise))
+    assert read_samples(str(tmp_path / "a.json")).times["b s"].n == 1
+
+
+@pytest.mark.parametrize("machine", ['"machine_info": null', '"machine_info": {"cpu": "x"}', '"commit_info": []'])
+def test_other_information_on_the_machine_is_left_out(tmp_path, machine):
+    (tmp_path / "a.json").write_text(pytest_benchmark("[1, 2]").removesuffix("}") + f", {machine}}}")
+    assert not read_samples(str(tmp_path / "a.json")).about
+
+
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
         ("a.csv", "name,seconds\n", "has no times; allowed: at least one"),
-        ("a.csv", "name,seconds\nx,0\n", "a time of 'x' is '0'; allowed: seconds above 0"),
-        ("a.csv", "name,seconds\nx,nan\n", "a time of 'x' is 'nan'; allowed: seconds above 0"),
-        ("a.csv", "name,seconds\nx\n", "a time of 'x' is 'None'; allowed: seconds above 0"),
+        ("a.csv", "name,seconds\nx,0\n", "a time of 'x' is '0'; allowed: seconds from 1e-12 to 1e+12"),
+        ("a.csv", "name,seconds\nx,nan\n", "a time of 'x' is 'nan'; allowed: seconds from 1e-12 to 1e+12"),
+        ("a.csv", "name,seconds\nx\n", "a time of 'x' is 'None'; allowed: seconds from 1e-12 to 1e+12"),
         (
             "a.csv",
             "name,ms\nx,1\n",
@@ -116,6 +141,16 @@ def test_samples_are_read_to_the_digit(tmp_path):
         ("a.json", '{"benchmarks": [{"fullname": "x", "stats": {"mean": 1}}]}', "it lacks 'data'; allowed: "),
         ("a.json", '{"benchmarks": []}', "has no times; allowed: at least one"),
         ("a.json", "\x00\x01", "is not a file of times; allowed: "),
+        ("a.csv", "name,seconds\nx,1e308\n", "a time of 'x' is '1e308'; allowed: seconds from 1e-12"),
+        ("a.json", pytest_benchmark("[]"), "the times of 'x' are '[]'; allowed: a list of seconds"),
+        ("a.json", pytest_benchmark('"12"'), "the times of 'x' are '12'; allowed: a list of seconds"),
+        ("a.json", pytest_benchmark("[true]"), "a time of 'x' is 'True'; allowed: seconds from 1e-12"),
+        ("a.json", pytest_benchmark(f"[{'9' * 5000}]"), "a time of 'x' is 'inf'; allowed: seconds from 1e-12"),
+        ("a.json", pytest_benchmark("[1]", times=2), "has the name 'x' twice; allowed: each name once"),
+        ("a.json", nvbench(count="-3"), "the sample size of 'b s' is '-3'; allowed: numbers from 1 to 1e+12"),
+        ("a.json", nvbench(count="1" * 400), "the sample size of 'b s' is '1111"),
+        ("a.json", nvbench(noise="abc"), "the relative deviation of 'b s' is 'abc'; allowed: numbers from 0 to 1e+06"),
+        ("a.json", nvbench(noise="1e300"), "the relative deviation of 'b s' is '1e300'; allowed: numbers from 0"),
     ],
 )
 def test_other_files_are_refused_in_a_sentence(tmp_path, capsys, name, content, sentence):
