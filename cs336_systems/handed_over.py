@@ -1,6 +1,7 @@
 """A user's folder: the implementations that it names. No torch here; none of its code is run."""
 
 import ast
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,7 +19,9 @@ Named = list[tuple[str, Implementation]]
 
 def handed_over(folder: Path) -> Path | None:
     """The file that lists a folder's implementations: its implementations.yaml, else its adapters."""
-    return next((file for name in (NAMES, ADAPTERS) if (file := folder / name).is_file()), None)
+    with contextlib.suppress(OSError):  # of a path that is too long
+        return next((file for name in (NAMES, ADAPTERS) if (file := folder / name).is_file()), None)
+    return None
 
 
 def folder_of(file: Path) -> Path:
@@ -70,6 +73,8 @@ def in_adapters(file: Path) -> Named:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError) as error:
         raise ValueError(f"{file.name} is not Python: {error}") from None
+    except (RecursionError, MemoryError):
+        raise ValueError(f"{file.name} is not Python: an expression is nested too deeply") from None
     imports = [alias for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
     names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     names |= {alias.asname or alias.name for alias in imports}

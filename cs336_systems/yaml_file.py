@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from yaml import MappingNode, Node
+from yaml import MappingNode, Node, ScalarNode
 
 MOST_VALUES = 100_000
 """Maximum number of values in one file, with expanded aliases: many times the configuration's."""
@@ -18,7 +18,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     """
     content = read_yaml(path)
     if not isinstance(content, dict):
-        held = "nothing" if content is None else "a list" if isinstance(content, list) else repr(content)
+        held = "nothing" if content is None else "a list" if isinstance(content, list) else f"{content!r:.60}"
         raise ValueError(f"{path}: it has {held}; allowed: keys with their values, a line each, as in `scale: smoke`")
     return content
 
@@ -35,11 +35,13 @@ def read_yaml(path: Path) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
-        if (values := _count_values(node, {})) > MOST_VALUES:
+        if (values := _count_values(loader, node, {})) > MOST_VALUES:
             raise ValueError(f"{path}: its aliases expand to {values} values; allowed: at most {MOST_VALUES}")
         return loader.construct_document(node)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: it is nested too deeply; allowed: keys with their values") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -48,7 +50,7 @@ def read_yaml(path: Path) -> Any:
         raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
 
 
-def _count_values(node: Node, counts: dict[Node, int | None]) -> int:
+def _count_values(loader: yaml.CSafeLoader, node: Node, counts: dict[Node, int | None]) -> int:
     """Count a node's values, aliases expanded; None in `counts` marks nodes that are being counted."""
     if node in counts:
         count = counts[node]
@@ -62,8 +64,23 @@ def _count_values(node: Node, counts: dict[Node, int | None]) -> int:
         children = [child for pair in node.value for child in pair]
     elif isinstance(node.value, list):
         children = node.value
-    counts[node] = total = 1 + sum(_count_values(child, counts) for child in children)
+    elif isinstance(node, ScalarNode):
+        _check_scalar(loader, node)
+    counts[node] = total = 1 + sum(_count_values(loader, child, counts) for child in children)
     return total
+
+
+def _check_scalar(loader: yaml.CSafeLoader, node: ScalarNode) -> None:
+    kind = node.tag.rpartition(":")[2]
+    if kind == "merge":
+        return
+    try:
+        loader.construct_object(node)
+    except yaml.YAMLError:
+        raise
+    except Exception:  # of whatever kind, such as a date in month 13
+        problem = f"{node.value[:40]!r} is not a valid {kind}"
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
 
 
 def _check_keys(mapping: MappingNode) -> None:

@@ -113,8 +113,10 @@ def verify_all(
 
         def judge_student(file: Path) -> None:
             launcher = launchers.get()
-            verdicts = verdicts_on(file, log, limit_s, launcher)
-            launchers.put(launcher)
+            try:
+                verdicts = verdicts_on(file, log, limit_s, launcher)
+            finally:
+                launchers.put(launcher)  # or the other students would wait for it
             with WRITING:  # the results so far, after each student
                 student = folder_of(file).name
                 table[student] = verdicts

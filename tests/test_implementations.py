@@ -146,6 +146,8 @@ def test_rows_of_adapters_are_of_the_code_that_they_import(tmp_path):
         ("ada b", {}, "allowed: a path without spaces, commas, = and :"),
         ("ada", {"tests/adapters.py": "x = 1\n"}, "adapters.py has no adapter; allowed: get_flashattention"),
         ("ada", {"tests/adapters.py": "def\n"}, "adapters.py is not Python: invalid syntax"),
+        ("ada", {"tests/adapters.py": f"x = {'-' * 100_000}1"}, "is not Python: an expression is nested"),
+        ("ada", {"tests/adapters.py": f"x = {'+'.join('1' * 20_000)}"}, "is not Python: an expression is nested"),
         ("ada", {"implementations.yaml": "fsdp: {x: '../b/c:D'}"}, "names '../b/c:D'; allowed: package.module:name in"),
         ("ada", {"implementations.yaml": "attention: {plain: 'a:b'}"}, "attention.plain has a name that is taken"),
         ("", {}, "adapters is '.*'; allowed: none, or a folder with a tests/adapters.py"),

@@ -24,6 +24,11 @@ BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
         (BOMB, "x.yaml: its aliases expand to 1"),
         ("? {a: 1}\n: 2\n", "x.yaml, line 1, column 3: found unhashable key"),
         ("a: \0\n", "x.yaml: unacceptable character #x0000"),
+        ("a: 1\nb: 2026-13-45\n", "x.yaml, line 2, column 4: '2026-13-45' is not a valid timestamp"),
+        ("a: !!timestamp x\n", "x.yaml, line 1, column 4: 'x' is not a valid timestamp"),
+        ("a: !!bool x\n", "x.yaml, line 1, column 4: 'x' is not a valid bool"),
+        (f"a: {'9' * 5000}\n", f"x.yaml, line 1, column 4: '{'9' * 40}' is not a valid int"),
+        (f"a: {'[' * 900}{']' * 900}\n", "x.yaml: it is nested too deeply"),
     ],
 )
 def test_a_mistake_is_answered_in_a_sentence(tmp_path, text, complaint):

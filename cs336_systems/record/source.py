@@ -105,9 +105,11 @@ def _parse(module: str, path: Path, mtime_ns: int) -> tuple[str, list[str]]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         tree.body = [statement for statement in tree.body if not does_not_count(statement)]
         imported = [name for statement in _statements(tree) for name in _imported(statement, package)]
+        return normalize(tree), imported
     except (SyntaxError, ValueError, ImportError) as error:
         raise ValueError(f"{path}: {error}") from None
-    return normalize(tree), imported
+    except (RecursionError, MemoryError):
+        raise ValueError(f"{path}: an expression is nested too deeply") from None
 
 
 def _parse_or_read(module: str, path: Path, mtime_ns: int) -> tuple[str, list[str]]:

@@ -15,18 +15,18 @@ LARGEST_FILE_MB, LARGEST_MB = 10, 100
 
 @contextlib.contextmanager
 def read_only_copy(folder: Path) -> Iterator[Path]:
-    """A copy of a folder in which its code runs, without links, hidden files, and files as large as a profile.
+    """A copy of a folder in which its code runs, without links, pipes, hidden files, and files as large as a profile.
 
     Raises:
-        ValueError: the folder is too large, in one sentence.
+        ValueError: the folder is too large or cannot be read, in one sentence.
     """
 
     def left_out(place: str, names: list[str]) -> set[str]:
         paths = {name: Path(place) / name for name in names}
-        links = {name for name, path in paths.items() if path.is_symlink()}
+        others = {name for name, path in paths.items() if path.is_symlink() or not (path.is_file() or path.is_dir())}
         large = {name for name, path in paths.items() if path.lstat().st_size > LARGEST_FILE_MB * 1e6}
         at_the_top = NOT_COPIED_AT_THE_TOP if Path(place) == folder else ()
-        return links | large | shutil.ignore_patterns(*NOT_COPIED, *at_the_top)(place, names)
+        return others | large | shutil.ignore_patterns(*NOT_COPIED, *at_the_top)(place, names)
 
     size = 0
     for place, folders, files in os.walk(folder):
@@ -36,7 +36,11 @@ def read_only_copy(folder: Path) -> Iterator[Path]:
         raise ValueError(f"{folder.name} has {size / 1e6:.0f} MB; allowed: at most {LARGEST_MB} MB, without links")
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary).resolve() / folder.name
-        shutil.copytree(folder, copy, ignore=left_out)
+        try:
+            shutil.copytree(folder, copy, ignore=left_out)
+        except shutil.Error as error:
+            path, _, reason = error.args[0][0]
+            raise ValueError(f"{Path(path).relative_to(folder)} cannot be copied: {reason}") from None
         for place, _, files in os.walk(copy, topdown=False):
             for name in files:
                 (Path(place) / name).chmod(0o444)

@@ -85,7 +85,7 @@ def test_an_unknown_module_is_named(edit):
         source_digest("digested.missing")
 
 
-@pytest.mark.parametrize("text", ["def f(:\n", "from ... import x\n"])
+@pytest.mark.parametrize("text", ["def f(:\n", "from ... import x\n", f"x = {'+'.join('1' * 20_000)}\n"])
 def test_what_is_no_module_is_named(edit, text):
     with pytest.raises(ValueError, match=r"digested/bottom\.py: "):
         edit(bottom=text)
