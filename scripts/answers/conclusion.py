@@ -12,9 +12,6 @@ from scripts.views.data_parallel import OURS, PYTORCH
 from scripts.views.training_ladder import ends, italic, needed, rung_table, worth_doing, wrapped_cell
 from scripts.views.verdicts import against
 
-GRAPH = "in one CUDA graph"
-"""How data parallelism runs a compiled step on GPUs."""
-
 
 def answers(tables: Tables) -> Answers:
     """The section's answers."""
@@ -101,7 +98,7 @@ def weak_scaling(wrappers: DataFrame, best: Series | None, why: str) -> Answer:
 
 def advice(ladder: DataFrame, best: Series | None, theirs: Series | None) -> Answer:
     """The recommended way to train on this machine: on several devices, or else on one GPU."""
-    graph = f", {GRAPH}" if best is not None and best["compiled"] else ""
+    graph = ", bf16 and a CUDA graph" if best is not None and best["compiled"] else " and bf16"
     wrapper = "" if best is None else OURS[best["contender"]]
     where = "" if best is None else f"({best['cell']})"
     buckets = "" if best is None or not best["bucket_mb"] else f" ({best['bucket_mb']} MB buckets)"
@@ -110,9 +107,7 @@ def advice(ladder: DataFrame, best: Series | None, theirs: Series | None) -> Ans
         asked="What to do on this machine",
         missing="Cannot be decided: no "
         + ("device-bound training step was measured." if measured_gpu({"": ladder}) else "GPU was measured."),
-        verdict=facts.say(
-            "To train {best[label]} on several GPUs, use the _{wrapper}_ wrapper in {best[precision]}" + graph + "."
-        )
+        verdict=facts.say("For {best[label]} on several GPUs, use the _{wrapper}_ wrapper" + graph + ".")
         or alone.say("For {label}, start with {must:listing}: no earlier rung fits.")
         or alone.say("Start with {most:listing}: nothing else shortens {label}'s step as much."),
         more=alone.say("Then add {rest:listing}.") if best is None else in_less_memory(ladder),

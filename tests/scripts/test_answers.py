@@ -280,7 +280,7 @@ def test_the_advice_is_for_the_most_ranks():
     ]
     steps = training(DataParallelTraining, ("wrapper", "bucket_mb"), cells, precision="bf16")
     answers = conclusion.answers(recorded() | {"data_parallel": steps})
-    assert plain(answers["advice"].verdict) == "On several GPUs, use the _bucketed_ wrapper in bf16 (nano)."
+    assert plain(answers["advice"].verdict) == "For nano on several GPUs, use the _bucketed_ wrapper and bf16."
 
 
 def test_no_ladder_is_a_report_too():
