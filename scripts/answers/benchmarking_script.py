@@ -153,7 +153,7 @@ def variability(known: DataFrame) -> Answer:
             "After warm-up, it exceeds {limit:percent} in {wide} of them.",
             "In host-bound cells it is {typical:percent} ({cells}).",
             limit=WIDE,
-            wide=wide or "none",
+            wide="all" if wide == int((~bound).sum()) else wide or "none",
             typical=variation[bound].median(),
             cells=median_of(int(bound.sum()), "cell"),
         ),
@@ -161,8 +161,8 @@ def variability(known: DataFrame) -> Answer:
             choose(
                 on_gpu,
                 "Other work on the host can delay launches; this lengthens the step only if the device waits for "
-                "launches.",
-                "The processor also runs other programs.",
+                "launches. So host-bound steps are not compared.",
+                "Other programs on the processor can lengthen steps.",
             ),
             "Ratios of times are ratios of medians unless a mean is named.",
             RULE,

@@ -16,7 +16,8 @@ def answers(tables: Tables) -> Answers:
         "tiled": Answer(
             "(a) In PyTorch",
             "An `autograd.Function` computes attention tile by tile, with an online softmax.",
-            "It saves _L_, _Q_, _K_, _V_ and _O_, and never holds more than one tile of scores.",
+            "It saves _Q_, _K_, _V_, _O_ and the log-sum-exp _L_ of each row of scores, and never holds more than one "
+            "tile of them.",
         ),
         "fused": Answer(
             "(b) As one Triton kernel",

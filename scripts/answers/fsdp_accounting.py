@@ -83,7 +83,8 @@ def saving(table: DataFrame, rows: DataFrame) -> Answer:
         ),
         more=facts.say(
             f"It saves {{whole[between_steps] - own[between_steps]:{unit}}} and "
-            f"{{whole[peak_memory] - own[peak_memory]:{unit}}} (_{{own[title]}}_ against _{{whole[title]}}_)."
+            f"{{whole[peak_memory] - own[peak_memory]:{unit}}} (_{{own[title]}}_ against _{{whole[title]}}_).",
+            "" if kept["gpu"].any() else "The saving is measured on GPUs only.",
         ),
         missing="Not measured: no fp32 cell has both our FSDP and training without sharding.",
         results=Captioned(

@@ -39,7 +39,7 @@ def share(table: DataFrame, rows: DataFrame) -> Answer:
             "Communication costs {naive[exposed]:ms} of a naive step's {naive[median]:ms}, "
             "{naive[exposed] / naive[median]:percent} ({naive[cell]})."
         )
-        or facts.say(takes + "communication alone takes {naive[synchronization_share]:percent} of it ({naive[cell]}).")
+        or facts.say(takes + "communication takes {naive[synchronization_share]:percent} of it ({naive[cell]}).")
         or facts.say(takes + "its share of communication cannot be decided ({naive[cell]})."),
         more=facts.say(
             "Without communication the step takes {naive[baseline]:ms}"

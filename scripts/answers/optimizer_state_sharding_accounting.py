@@ -182,8 +182,8 @@ def time_answer(table: DataFrame, rows: DataFrame, unsharded: DataFrame) -> Answ
             "Over symmetric memory the optimizer's part takes {peers[optimizer]:ms}.",
             "The fastest of PyTorch's (_{setting}_) takes {theirs[median]:ms}; its optimizer's part, timed "
             "separately, takes {theirs[optimizer]:ms}.",
-            "In another launch (@sec-naive_ddp_benchmarking) the fastest unsharded step ({unsharded[title]}) takes "
-            "{unsharded[median]:ms}.",
+            "In another launch (@sec-naive_ddp_benchmarking) our fastest unsharded step ({unsharded[title]}) "
+            "takes {unsharded[median]:ms}.",
             *map(elsewhere, cells_of(shown)[1:]),
             yours(asked, {"ours, sharded": [HANDOUT]}),
             setting="" if theirs is None else theirs["title"].removeprefix("PyTorch's, "),
@@ -201,7 +201,7 @@ def elsewhere(cell: DataFrame) -> Typst:
 
 
 def best_of(wrappers: DataFrame, row: Series | None) -> Series | None:
-    """The fastest data-parallel wrapper of this project in a row's setting."""
+    """Our fastest data-parallel wrapper in a row's setting."""
     if row is None:
         return None
     setting = {name: row[name] for name in ("size", "context", "batch_size", "processes", "precision")}

@@ -5,7 +5,7 @@ from pandas import DataFrame, Series
 
 from cs336_systems.experiments.attention import Attention
 from cs336_systems.record.rows import parameters
-from scripts.rendering.answer import NOTHING, Answer, Answers, Captioned, Facts, Tables, count, least_and_most, say
+from scripts.rendering.answer import NOTHING, Answer, Answers, Captioned, Tables, count, least_and_most, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst, measured
 from scripts.views.compiled_attention import TIMES, attention_cells, grid_table
@@ -59,24 +59,23 @@ def attention(table: DataFrame) -> Answer:
     if not len(pairs):
         return Answer("(a) Attention")
     decided, waits = select(pairs, host_bound=False), select(pairs, host_bound=True)
-    longest = select(decided, sequence=decided["sequence"].max())
-    quick, slow, gains = faster_one(longest["gain"])
-    facts = Facts(row=last(longest), quick=quick, slow=slow, gains=gains)
-    lowers = bool((longest["peak_memory compiled"] < longest["peak_memory eager"]).any())
+    speeds = [against(*(one_way(pair, way) for way in ("compiled", "eager"))) for _, pair in decided.iterrows()]
+    row = last(decided)
     return Answer(
         asked="(a) Attention",
-        verdict=facts.say(
-            "At {row[sequence]} tokens {quick} attention is {gains:span times} as fast as {slow} ({cells}).",
-            cells=count(len(longest), "head dimension") if len(longest) > 1 else facts.say("d = {row[d]}"),
+        verdict=speeds[-1].sentence(
+            "compiled attention", "eager attention", say("at {row[sequence]} tokens, d = {row[d]}", row=row)
         )
-        or say("Cannot be decided: in every cell the compiled or the eager one is host-bound."),
-        more=facts.say(
-            "Compiled attention takes less time in {wins} of {all} (both passes together).",
+        if speeds
+        else say("Cannot be decided: in every cell the compiled or the eager one is host-bound."),
+        more=say(
+            "Compiled attention is faster in {wins} of {all} (both passes together).",
             "Compiling lowers the peak at {row[sequence]} tokens and d = {row[d]} from {row[peak_memory eager]:gib} to "
             "{row[peak_memory compiled]:gib}."
-            if lowers
+            if row is not None and row["peak_memory compiled"] < row["peak_memory eager"]
             else "",
-            wins=int((decided["gain"] > 1).sum()),
+            row=row,
+            wins=sum(each.faster is True for each in speeds),
             all=count(len(decided), "device-bound shape" if measured(pairs["device_busy eager"].max()) else "shape"),
         ),
         results=Captioned(
@@ -91,6 +90,11 @@ def attention(table: DataFrame) -> Answer:
             work=least_and_most(waits["work"]),
         ),
     )
+
+
+def one_way(pair: Series, way: str) -> Series:
+    """One side of a row of `paired`, as `against` compares it."""
+    return Series({"median": pair[f"time {way}"], "samples": pair[f"samples {way}"]})
 
 
 def model(table: DataFrame) -> Answer:

@@ -165,6 +165,7 @@ def derived(tables: Tables) -> Answer:
         ),
         say("Two GPUs like this machine's need at least {own:s}.", own=own),
         reason=say(
+            "" if tried else "The step needs two GPUs.",
             work("The peak of a {gpu} is {peak} ({source})."),
             "Tried here: {tried:listing}. {why}.",
             tried=tried,

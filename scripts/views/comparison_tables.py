@@ -6,7 +6,9 @@ from typing import Any
 import pandas
 from pandas import DataFrame
 
+from cs336_systems.experiments.base import ModelExperiment
 from cs336_systems.record.measurement import WHOLE_CELL
+from scripts.rendering.answer import say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table
 from scripts.views.communication import BACKENDS
@@ -59,13 +61,13 @@ def setting(rows: DataFrame) -> dict[str, Any] | None:
     if not len(rows):
         return None
     row = rows.iloc[0]
+    each = "GPU" if row["gpu"] else "process"
+    vocabulary = "" if row["vocab_size"] == ModelExperiment.vocab_size else " (vocabulary {row[vocab_size]})"
     return {
         "gpu": bool(row["gpu"]),
-        "each": "GPU" if row["gpu"] else "process",
+        "sequences": say(f"{{row[batch_size]}} sequences of {{row[context]}} tokens per {each}{vocabulary}", row=row),
         "backend": BACKENDS[backend_of(row)],
         "size": row["label"],
-        "context": int(row["context"]),
-        "batch": int(row["batch_size"]),
         "rounds": int(row["rounds"]),
         "steps": int(row["steps"]),
         "warmup": int(row["warmup"]),

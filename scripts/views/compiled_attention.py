@@ -7,7 +7,7 @@ from pandas import DataFrame
 
 from cs336_systems.compare.speed import host_bound
 from cs336_systems.experiments.attention import Attention
-from cs336_systems.record.measurement import WHOLE_CELL
+from cs336_systems.record.measurement import WHOLE_CELL, parse_samples
 from scripts.rendering.grid import NONE, grid
 from scripts.rendering.markup import Table, significant
 from scripts.views.cells import side_by_side
@@ -51,8 +51,11 @@ def starred(rows: DataFrame, name: str, column: str) -> str:
 def attention_cells(table: DataFrame, column: str) -> DataFrame:
     """One row per measured cell, short sequences first: its parameters, and a statistic of METRICS.
 
-    Added: `time`, of both passes together, and `host_bound`.
+    Added, of both passes together: `time`; `samples`, step by step; and `host_bound`.
     """
-    cells = side_by_side(table, Attention, column).reindex(columns=METRICS).reset_index().sort_values(["sequence", "d"])
+    cells = side_by_side(table, Attention, column).reindex(columns=METRICS)
     cells["time"] = cells["forward"] + cells["backward"]
+    passes = side_by_side(table, Attention, "samples").reindex(index=cells.index, columns=PASSES).fillna("")
+    cells["samples"] = [list(map(sum, zip(*map(parse_samples, each), strict=False))) for each in passes.to_numpy()]
+    cells = cells.reset_index().sort_values(["sequence", "d"])
     return cells.assign(host_bound=host_bound(cells["time"], cells["device_busy"]))

@@ -17,8 +17,7 @@ LEAST = 1.005
 RULE = say(
     "Two programs are compared by all pairs of their steps; if they took turns, by the pairs within a round. A program "
     "is called faster if it wins more than {won:percent} of the pairs and the result is significant at the "
-    "{chance:percent} level; otherwise the two are on par. Steps that are host-bound, or too few to decide, are not "
-    "compared.",
+    "{chance:percent} level; otherwise the two are on par. Steps that are too few to decide are not compared.",
     won=WON,
     chance=CHANCE,
 )

@@ -136,7 +136,7 @@ def others(close: DataFrame, unit: str) -> Answer:
             largest=[say("{of} {share:percent}", of=of, share=share) for of, share in largest.items()],
         ),
         results="roofline" if len(roof) else listed,
-        reason=limits(roof) if len(roof) else "No roofline is drawn: this machine's peak rates are not listed.",
+        reason=limits(roof) if len(roof) else "No roofline is drawn: this machine's peak rates are not known.",
         details=listed if len(roof) else (),
     )
 
