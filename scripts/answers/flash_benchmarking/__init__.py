@@ -18,7 +18,7 @@ def answers(tables: Tables) -> Answers:
     table, ablations, steps = tables["flash"], tables["flash_ablation"], tables["end_to_end"]
     measured, cells = not availability(table), call_table(table)
     ours, names = our_implementation(table), titles(table)
-    title = "our attention" if ours == OURS else "our tiled PyTorch version"
+    title = "our attention" if ours == OURS else "our tiled attention"
     own = dict.fromkeys(table[own_rows(table)]["implementation"])
     return {
         "measured": measured,
