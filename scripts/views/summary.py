@@ -35,7 +35,7 @@ VERSIONS = {
 }
 IN_FULL = {
     r"(each process|It does not fit: a rank) needs .* are free.*": "a process would need more memory than is free",
-    r"it needs .* by closed form, and .*": "by closed form the step needs more memory than the GPU has",
+    r"it needs .* by closed form, and .*": "by closed form the step does not fit",
     r"not a decision of this pass here|this pass does not use it here": "the decision does not apply to this pass",
 }
 """Recorded messages whose numbers differ by cell, or that are unclear without their cell, in other words."""
