@@ -173,13 +173,12 @@ def why(here: DataFrame, profile: DataFrame) -> Typst:
         return NOTHING
     matmuls, rest = (row[f"{each} fp32"] / row[f"{each} bf16"] for each in ("matmuls", "the rest"))
     return say(
-        "At {row[label]}, context {context}, matmuls take {row[matmuls fp32]:ms} in fp32 and {row[matmuls bf16]:ms} in "
-        "bf16 ({matmuls:times}); everything else, including autocast's casts, takes {row[the rest fp32]:ms} and "
+        "For {row[label]} at context {context}, matmuls take {row[matmuls fp32]:ms} in fp32 and {row[matmuls bf16]:ms} "
+        "in bf16; everything else, including autocast's casts, takes {row[the rest fp32]:ms} and "
         "{row[the rest bf16]:ms}.",
         "So the larger the share of matmuls, the more a model gains."
         if len(here) > 1 and matmuls > max(rest, 1)
         else "",
         row=row,
         context=int(here["context"].iloc[0]),
-        matmuls=matmuls,
     )

@@ -84,8 +84,8 @@ def attention(table: DataFrame) -> Answer:
             legend={"*": "*: host-bound, the device is busy for less than 90 % of the pass"},
         ),
         reason=say(
-            "In {cells} both passes together are host-bound, eager or compiled; there, eager attention keeps the "
-            "device busy {work:span times} as long as compiled attention.",
+            "In {cells} the eager or the compiled passes are host-bound; there, eager attention keeps the device busy "
+            "{work:span times} as long as compiled attention.",
             cells=count(len(waits), "shape"),
             work=least_and_most(waits["work"]),
         ),
