@@ -12,6 +12,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -105,7 +106,7 @@ class FolderModules(MetaPathFinder):
     def __init__(self, folder: Path, *, own_layers: bool = False) -> None:
         """`own_layers`: whether its `cs336_basics.model` keeps its own layers; timed models use PyTorch's."""
         self.folder, self.own_layers = folder.resolve(), own_layers
-        digest = hashlib.sha256(str(self.folder).encode()).hexdigest()[:8]
+        digest = hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:8]
         self.package = f"{re.sub('[^a-zA-Z0-9]', '_', self.folder.name)}_{digest}"
         self.builtins = {**vars(builtins), "__import__": self._import}
         self._path = tuple(sys.path)

@@ -17,7 +17,7 @@ from pandas import DataFrame
 from cs336_systems.handed_over import folder_of, handed_over, implementations_in, read_implementations
 from cs336_systems.implementations import FAMILIES, Implementation
 from cs336_systems.verify import verdict as judging
-from cs336_systems.verify.folder import commit_of, read_only_copy
+from cs336_systems.verify.folder import commit_of, name_of, read_only_copy
 from cs336_systems.verify.launcher import Launcher
 from cs336_systems.verify.verdict import CANNOT_BE_LOADED, LIMIT_S, NOT_THERE, RIGHT, UNSUPPORTED, Verdict
 
@@ -30,7 +30,7 @@ def one(
 ) -> Verdict:
     """The verdict on one implementation, which is also printed."""
     verdict = judging.verify(family, implementation, folder, log, launcher, limit_s)
-    student = "" if folder == ROOT else f"{folder.name}: "
+    student = "" if folder == ROOT else f"{name_of(folder)}: "
     print(f"{student}{family} {implementation.name}: {verdict.verdict}: {verdict.reason}", flush=True)
     return verdict
 
@@ -47,7 +47,7 @@ def verdicts_on(names: Path, log: IO[str], limit_s: float, launcher: Launcher | 
             verdicts = [one(family, each, copy, Path(log.name), launcher, limit_s) for family, each in named]
     except ValueError as error:
         reason = judging.quoted(str(error).removeprefix(f"{names.parent}/"))
-        print(f"{folder.name}: {CANNOT_BE_LOADED}: {reason}", flush=True)
+        print(f"{name_of(folder)}: {CANNOT_BE_LOADED}: {reason}", flush=True)
         return [
             Verdict(family=family, implementation=None, verdict=CANNOT_BE_LOADED, reason=reason) for family in FAMILIES
         ]
@@ -109,7 +109,7 @@ def verify_all(
     page = results / "verify.html"
     if students:
         table: dict[str, list[Verdict]] = {}
-        commits = {folder_of(file).name: commit_of(folder_of(file)) for file in students}
+        commits = {name_of(folder_of(file)): commit_of(folder_of(file)) for file in students}
 
         def judge_student(file: Path) -> None:
             launcher = launchers.get()
@@ -118,7 +118,7 @@ def verify_all(
             finally:
                 launchers.put(launcher)  # or the other students would wait for it
             with WRITING:  # the results so far, after each student
-                student = folder_of(file).name
+                student = name_of(folder_of(file))
                 table[student] = verdicts
                 own = results / f"verify/{student}.html"
                 write_page(own, title=student, machine=results.name, verdicts=verdicts, table={}, commits=commits)

@@ -41,14 +41,23 @@ def test_help_names_every_command(run):
     ("arguments", "sentence"),
     [
         (["reprot"], "there is no command 'reprot'; allowed: report, plan, "),
-        (["measure"], "measure needs the name of an experiment; allowed: accumulation, "),
-        (["measure", "nothing"], "measure needs the name of an experiment; allowed: accumulation, "),
+        (["measure"], "measure: the experiment is ''; allowed: accumulation, "),
+        (["measure", "nothing"], "measure: the experiment is 'nothing'; allowed: accumulation, "),
+        (["fit", "--sise", "2.7B"], "fit: Unrecognized options: --sise, 2.7B; allowed: --size {None}|STR"),
+        (
+            ["fit", "--gpus", "2.5"],
+            "fit: Error parsing --gpus: invalid literal for int() with base 10: '2.5'; allowed: ",
+        ),
+        (["fit", "--price", "2,50"], "fit: Error parsing --price: no type matching {None}|FLOAT could be instantiated"),
+        (["fit", "--precision", "BF16"], "fit: invalid choice 'BF16' for argument '--precision'. Expected one of ("),
+        (["fit", "extra"], "fit: Unrecognized options: extra; `cs336-systems fit --help` lists what is allowed"),
+        (["measure", "flash", "--d", "nine"], "measure flash: Error parsing --d: Could not find valid parse for"),
     ],
 )
 def test_what_there_is_not_gets_one_sentence(run, arguments, sentence):
     status, _, stderr = run(*arguments)
     assert status == 2
-    assert stderr.startswith(f"cs336-systems: {sentence}")
+    assert stderr.removeprefix("cs336-systems").lstrip(": ").startswith(sentence)
     assert stderr.count("\n") == 1
 
 

@@ -12,7 +12,7 @@ if __name__ == "__main__":
     name = "".join(sys.argv[1:2])
     if name not in KINDS:
         allowed = ", ".join(sorted(KINDS))
-        print(f"cs336-systems: measure needs the name of an experiment; allowed: {allowed}", file=sys.stderr)
+        print(f"cs336-systems: measure: the experiment is {name!r}; allowed: {allowed}", file=sys.stderr)
         sys.exit(2)
     del sys.argv[1]
     measure = importlib.import_module(f"cs336_systems.benchmarks.{name}").measure

@@ -36,6 +36,7 @@ from cs336_systems.implementations import check as check_implementation
 from cs336_systems.lifeline import end_with_the_run
 from cs336_systems.measure.memory import is_out_of_memory
 from cs336_systems.model_check import check_model
+from cs336_systems.options import parse
 from cs336_systems.parallel.process_group import Rank, current_rank, process_group
 from cs336_systems.record import provenance
 from cs336_systems.record.machine import detect
@@ -194,7 +195,7 @@ def parse_command_line(
     )
     description = f"{experiment.__doc__} Options take several values; all combinations are measured."
     prog = f"python -m {program}" if program else f"cs336-systems measure {experiment.name}"
-    parsed: Any = tyro.cli(command, prog=prog, args=list(arguments), description=description)
+    parsed = parse(command, prog, arguments, description)
     grid = {name: getattr(parsed, name) for name, *_ in sweep}
     check_grid(grid)
     if not 0 <= parsed.seed <= LARGEST_SEED:

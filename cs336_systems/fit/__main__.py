@@ -21,6 +21,7 @@ from cs336_systems.fit.parameters import Question, refuse_contradictions
 from cs336_systems.fit.presets import PRESETS
 from cs336_systems.fit.verdict import predict
 from cs336_systems.measure.gpus import listed
+from cs336_systems.options import parse
 from cs336_systems.sizes import parse_size
 
 
@@ -34,13 +35,7 @@ class Command(Question):
 
 def main(arguments: Sequence[str]) -> None:
     """Parse a command line and print the answer; exits with status 2 and one sentence on bad input."""
-    command = tyro.cli(
-        Command,
-        prog="cs336-systems fit",
-        args=list(arguments),
-        description=Question.__doc__,
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
+    command = parse(Command, "cs336-systems fit", arguments, Question.__doc__, (tyro.conf.FlagCreatePairsOff,))
     values = asdict(command)
     try:
         as_json = values.pop("json")

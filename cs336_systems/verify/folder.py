@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from cs336_systems.run.failure import printable
+
 NOT_COPIED = (".*", "__pycache__", "node_modules", "venv", "wandb")
 NOT_COPIED_AT_THE_TOP = ("results", "data")
 LARGEST_FILE_MB, LARGEST_MB = 10, 100
@@ -33,7 +35,7 @@ def read_only_copy(folder: Path) -> Iterator[Path]:
         folders[:] = set(folders) - left_out(place, folders)
         size += sum((Path(place) / name).lstat().st_size for name in set(files) - left_out(place, files))
     if size > LARGEST_MB * 1e6:
-        raise ValueError(f"{folder.name} has {size / 1e6:.0f} MB; allowed: at most {LARGEST_MB} MB, without links")
+        raise ValueError(f"{name_of(folder)} has {size / 1e6:.0f} MB; allowed: at most {LARGEST_MB} MB, without links")
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary).resolve() / folder.name
         try:
@@ -50,6 +52,11 @@ def read_only_copy(folder: Path) -> Iterator[Path]:
         finally:
             for place, _, _ in os.walk(copy):
                 Path(place).chmod(0o755)
+
+
+def name_of(folder: Path) -> str:
+    """A folder's name as text: bytes that are not UTF-8, as in an archive from another system, are escaped."""
+    return printable(os.fsencode(folder.name).decode("utf-8", "backslashreplace"))
 
 
 def commit_of(folder: Path) -> str:

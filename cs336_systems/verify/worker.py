@@ -296,7 +296,10 @@ def described(error: BaseException, folder: Path) -> Header:
         line = linecache.getline(last.filename, last.lineno or 0).strip()
         where = f"{os.path.relpath(last.filename, folder)}:{last.lineno}: {line}"
     through_triton = any("triton" in frame.filename for frame in frames)
-    return {"kind": type(error).__name__, "message": str(error)[:2000], "where": where[:500], "triton": through_triton}
+    message = ""
+    with contextlib.suppress(Exception):  # of its own text
+        message = str(error)[:2000]
+    return {"kind": type(error).__name__, "message": message, "where": where[:500], "triton": through_triton}
 
 
 def rank_process(end: int, launch: Header, rank: int, log: int) -> NoReturn:

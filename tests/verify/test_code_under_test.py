@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from cs336_systems.handed_over import implementations_in
 from cs336_systems.implementations import parse
 from cs336_systems.verify import cases
-from cs336_systems.verify.folder import LARGEST_FILE_MB, LARGEST_MB, commit_of, read_only_copy
+from cs336_systems.verify.folder import LARGEST_FILE_MB, LARGEST_MB, commit_of, name_of, read_only_copy
 from cs336_systems.verify.launcher import Answer
 from cs336_systems.verify.verdict import (
     CANNOT_BE_LOADED,
@@ -271,6 +272,11 @@ def test_a_copy_of_a_folder_has_its_commit_and_no_links_and_stays_as_it_is(tmp_p
         assert not [*copy.glob("*.py")]
         assert (copy / "tests/adapters.py").stat().st_mode & 0o222 == 0
     assert commit_of(tmp_path) == "a" * 10
+
+
+def test_a_name_that_is_not_utf8_is_escaped():
+    assert name_of(Path(os.fsdecode(b"class/M\xfcller"))) == r"M\xfcller"
+    assert name_of(Path("class/M\u00fcller\x1b[31m")) == "M\u00fcller\ufffd[31m"
 
 
 def test_links_and_large_folders_are_refused(tmp_path):
