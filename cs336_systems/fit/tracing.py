@@ -4,6 +4,7 @@ Nothing is computed, so a model of any size can be traced on any machine in seco
 """
 
 import contextlib
+import copy
 import warnings
 import weakref
 from collections import Counter
@@ -24,6 +25,7 @@ from torch.utils.flop_counter import flop_registry
 from cs336_systems.accounting.step_work import DIAGONAL, HEAD_TILE
 from cs336_systems.accounting.units import FP32_BYTES
 from cs336_systems.fit.as_on_gpu import AsOnGpu
+from cs336_systems.run.failure import printable
 
 Precision = Literal["fp32", "autocast", "bf16", "sharded"]
 """autocast: bf16 over fp32 weights; bf16: bf16 weights too; sharded: all in bf16 but RMSNorm, as FSDP computes."""
@@ -90,11 +92,17 @@ class Trace:
 
 
 def on_meta(build: Callable[[], nn.Module], precision: Precision) -> nn.Module:
-    """Build a module on the meta device, with weights as a precision has them; raises as `trace_step` does."""
+    """Build a module on the meta device, with weights as a precision has them; raises as `trace_step` does.
+
+    A module with data is copied without it, and stays as it is.
+    """
     with meta_errors("built"), torch.device("meta"):
-        model = build()
+        model = build if isinstance(build, nn.Module) else build()
     if not isinstance(model, nn.Module):
         raise ValueError(f"the model is of type {type(model).__name__}; allowed: a torch.nn.Module")
+    if any(not x.is_meta for x in (*model.parameters(), *model.buffers())):
+        with meta_errors("copied"):  # it may be the caller's, with weights to keep
+            model = copy.deepcopy(model, {id(x): _without_data(x) for x in (*model.parameters(), *model.buffers())})
     model = model.to("meta").train()
     if precision in HALF:
         model = model.to(torch.bfloat16)
@@ -104,6 +112,11 @@ def on_meta(build: Callable[[], nn.Module], precision: Precision) -> nn.Module:
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("the model has no weights to train")
     return model
+
+
+def _without_data(x: Tensor) -> Tensor:
+    y = x.detach().to("meta")
+    return nn.Parameter(y, x.requires_grad) if isinstance(x, nn.Parameter) else y
 
 
 def trace_step(
@@ -133,8 +146,9 @@ def trace_step(
     arguments = [torch.empty_like(x, device="meta") for x in inputs]
     if precision in HALF:
         arguments = [x.bfloat16() if x.is_floating_point() else x for x in arguments]
-    trace = _empty_trace(model, arguments)
-    recorder = Recorder(trace, [*model.parameters(), *model.buffers(), *arguments])
+    with meta_errors("run"):  # of weights without a shape
+        trace = _empty_trace(model, arguments)
+        recorder = Recorder(trace, [*model.parameters(), *model.buffers(), *arguments])
     kernels = AsOnGpu(autocast=precision == "autocast", on_copy=partial(recorder.mark, "copy"))
     with meta_errors("run"), kernels, torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about speed, on a device that computes nothing
@@ -160,13 +174,16 @@ def meta_errors(what: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        text = (str(error).splitlines() or [""])[0]
+        text = printable((str(error).splitlines() or [""])[0])
         reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
         raise ValueError(f"the model cannot be {what} on the meta device: {reason[:300]}") from None
 
 
 def next_token(logits: Tensor) -> Tensor:
     """Cross-entropy with targets of the logits' shape, [batch, tokens, vocabulary]."""
+    if not (isinstance(logits, Tensor) and logits.is_floating_point() and logits.dim() > 1):
+        shape = f" of shape {list(logits.shape)}" if isinstance(logits, Tensor) else ""
+        raise TypeError(f"its output is a {type(logits).__name__}{shape}; allowed: logits, or a `loss` of it in Python")
     targets = torch.empty(logits.shape[:-1].numel(), dtype=torch.int64, device=logits.device)
     return functional.cross_entropy(logits.flatten(0, -2), targets)
 

@@ -26,7 +26,7 @@ LIMIT_S = 120
 """Maximum time for all cases of an implementation."""
 LONGEST = 300
 """Maximum number of quoted characters of their messages."""
-NEEDS_A_GPU = ("cuda", "gpu", "nvidia", "driver", "triton")
+NEEDS_A_GPU = ("cuda", "gpu", "nvidia", "driver", "triton", "accelerator", "nccl")
 """Words in errors of GPU code on a machine without a GPU."""
 NO_DRIVER = "active drivers"
 """Part of Triton's message without a GPU, which adds nothing."""
@@ -141,14 +141,14 @@ def tried(launch: Callable[[int], Ranks], cases: Sequence[Case], deadline: float
 def explain(answers: Sequence[Answer], ends: Sequence[int | None], out_of_time: bool) -> Finding:
     """Explain why a case has no results: a rank's exception, else how a process ended, else that time was up."""
     raised = [answer.raised for answer in answers if answer.raised]
-    if raised:
-        # Of several ranks' errors, the one that is not about waiting for the others.
-        waits = re.compile("gloo|NCCL")
-        return of_error(min(raised, key=lambda each: (not each.where, bool(waits.search(each.message)))))
-    if any(answer.ended for answer in answers):
+    # Errors about waiting for another rank follow from that rank's.
+    first = [error for error in raised if not re.search("gloo|NCCL", error.message)]
+    if not first and any(answer.ended for answer in answers):
         status = next((end for end in ends if end is not None), None)
         how = "sent an invalid result" if status is None else describe_end(status).partition(" (")[0]
         return "crashed", f"its process {how}"
+    if raised:
+        return of_error(min(first or raised, key=lambda each: not each.where))
     if out_of_time:
         return "timed out", ""
     return "crashed", "a rank waits forever"

@@ -77,11 +77,34 @@ def test_a_module_and_the_shape_of_its_input_are_enough():
         ({"inputs": (4, 0)}, r"inputs is \(4, 0\); allowed: a shape"),
         ({"inputs": "ids"}, "inputs is ids; allowed: a shape"),
         ({"loss": mean_square, "build": lambda: Integers(8, 8)}, "its output has no tensor of floating point"),
+        ({"inputs": (2, 8), "build": lambda: Named(8, 8)}, "its output is a dict; allowed: logits, or a `loss` of it"),
+        ({"build": lambda: nn.LazyLinear(8)}, "cannot be run on the meta device: "),
     ],
 )
 def test_an_argument_without_sense_is_refused(arguments, sentence):
     with pytest.raises(ValueError, match=sentence):
         fit(**{"build": lambda: nn.Linear(8, 8), "inputs": [torch.empty(2, 8)]} | arguments)
+
+
+class Named(nn.Embedding):
+    def forward(self, ids):
+        return {"logits": super().forward(ids)}
+
+
+def test_a_module_with_data_stays_as_it_is():
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(2)), nn.BatchNorm1d(8)).eval()
+    model[1].weight = model[0].weight
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for build in (lambda: model, model):
+        assert str(fit(build, [torch.empty(2, 8)])) == str(fit(fresh, [torch.empty(2, 8)]))
+    assert not model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def fresh():
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(2)), nn.BatchNorm1d(8))
+    model[1].weight = model[0].weight
+    return model
 
 
 class Integers(nn.Linear):

@@ -236,6 +236,33 @@ def test_code_for_a_gpu_cannot_run_without_one(verified):
     assert (result := verified(KERNEL)).verdict == CANNOT_RUN
     assert result.reason == "it needs a GPU"
     assert verified("def f(q, k, v, is_causal=False):\n    assert q.is_cuda\n").verdict == CANNOT_RUN
+    pytorchs = "from torch.distributed.fsdp import FullyShardedDataParallel as f\n"
+    assert verified(pytorchs, "fsdp").verdict == CANNOT_RUN
+
+
+def test_a_rank_that_ends_is_named_not_the_others_that_wait_for_it(verified):
+    code = """
+import os
+import torch.distributed as dist
+def f(module):
+    if dist.get_rank() == 1:
+        os._exit(3)
+    dist.barrier()
+"""
+    result = verified(code, "data_parallel", limit_s=20)
+    assert result.verdict == CRASHED
+    assert "its process ended with exit status 3" in result.reason
+
+
+def test_an_error_whose_text_raises_is_an_error(verified):
+    code = """
+class Silent(Exception):
+    def __str__(self):
+        raise RuntimeError
+def f(q, k, v, is_causal):
+    raise Silent
+"""
+    assert "it raises Silent, at theirs.py:6" in verified(code).reason
 
 
 VERSION = "import importlib.metadata\n__version__ = importlib.metadata.version('{}')\n"
