@@ -38,6 +38,8 @@ def promote(results: Path, recorded: Path, *, overwrite: bool = True) -> list[Pa
         raise ValueError(f"{results}/raw has no CSV file of an experiment; allowed: at least one, or a card")
     refuse_links(results, files.values())
     refuse_links(recorded, map(recorded.joinpath, files))
+    if other := next((path for path in files.values() if not path.is_file()), None):
+        raise ValueError(f"{other} is missing, or is not a file; allowed: a file")
     contents = {recorded / name: path.read_bytes() for name, path in files.items()}
     for copy, content in contents.items():
         if not overwrite and copy.exists() and copy.read_bytes() != content:

@@ -50,7 +50,7 @@ def read_notes(sections: Collection[str], tables: Mapping[str, Any], folder: Pat
     notes = {}
     for path in map(Path, note_files(sections, folder)):
         try:
-            notes[path.stem] = note(path.read_text(encoding="utf-8"), lambda name: number(name, tables))
+            notes[path.stem] = note(path.read_text(encoding="utf-8-sig"), lambda name: number(name, tables))
         except ValueError as error:
             raise Refused(f"{path}: {error}") from None
     return notes

@@ -1,6 +1,7 @@
 """Promotion to the recorded results: whole measurements and traces of this machine, never what a link names."""
 
 import gzip
+import os
 import shutil
 
 import pytest
@@ -58,6 +59,23 @@ def test_what_no_measurement_wrote_is_named_and_nothing_is_copied(results, tmp_p
     path = results / name
     path.write_bytes(content)
     with pytest.raises(ValueError, match=f"^{path}: "):
+        promote(results, tmp_path / "recorded/cpu")
+    assert not (tmp_path / "recorded").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("raw/accumulation/all.csv.sha256", lambda path: None),
+        ("raw/accumulation/all.csv.sha256", os.mkfifo),
+        ("traces/pipe.json.gz", os.mkfifo),
+        ("traces/folder.json.gz", os.mkdir),
+    ],
+)
+def test_what_is_no_file_is_named_and_nothing_is_copied(results, tmp_path, name, make):
+    (results / name).unlink(missing_ok=True)
+    make(results / name)
+    with pytest.raises(ValueError, match=f"{name} is missing, or is not a file; allowed: a file$"):
         promote(results, tmp_path / "recorded/cpu")
     assert not (tmp_path / "recorded").exists()
 
