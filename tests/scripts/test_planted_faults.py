@@ -305,7 +305,10 @@ def test_each_module_of_checks_has_faults():
 @pytest.mark.parametrize(("part", "fault", "complaint"), CASES)
 def test_a_planted_fault_fails_its_check_and_is_named(part, fault, complaint):
     sound = sound_tables(fault.place.table)
-    errors = broken_laws(fault.place.table, fault(sound)) if part == "laws" else failures(part, fault(sound))
+    tables = fault(sound)
+    if part != "elsewhere":  # which compares experiments
+        tables = {name: table if name == fault.place.table else table[:0] for name, table in tables.items()}
+    errors = failures(part, tables)
     wanted = complaint or "|".join(map(re.escape, fault.cells(sound)))
     assert any(re.search(wanted, detail) for detail in errors), errors
 
