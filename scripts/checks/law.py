@@ -155,7 +155,7 @@ class Law:
         unit = EXPERIMENTS[self.experiment].metrics[self.metric] if self.per else reading.row["unit"]
         detail = f"{what} {unit}, expected {bounds.expected}"
         wrong = not bounds.low <= bounds.value <= bounds.high
-        return Case(name_row(self.experiment, reading.row), wrong, detail)
+        return Case(name_row(self.experiment, reading.row) if wrong else None, wrong, detail)
 
 
 class Statement(NamedTuple):

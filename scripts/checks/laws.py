@@ -91,7 +91,7 @@ def attention_tensors(row: Mapping[Any, Any]) -> float:
 
 def attention_memory(it: Reading) -> Expected:
     """The closed form plus the libraries' memory, which is the median of the remainder over all cells, MiB."""
-    table = it.tables["attention"]
+    table = it.tables["attention"][["status", "metric", "mean", "precision", "compiled", "batch_size", "sequence", "d"]]
     rows = select(table, metric="memory_before_backward").to_dict("records")
     rows += select(table, metric="peak_memory").to_dict("records")
     over = [row["mean"] - attention_tensors(row) for row in rows]

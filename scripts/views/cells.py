@@ -28,7 +28,8 @@ def contender_key(row: Mapping[str, Any] | Series) -> str:
 
 def declared(kind: Any, row: Mapping[str, Any] | Series) -> Declared | None:
     """The declaration of a row's contender; None for a user's own."""
-    return next((each for each in kind.contenders if each.key == contender_key(row)), None)
+    key = contender_key(row)
+    return next((each for each in kind.contenders if each.key == key), None)
 
 
 def cells(table: DataFrame, kind: type[Experiment], metric: str) -> Iterator[tuple[Series, DataFrame]]:

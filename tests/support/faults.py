@@ -14,7 +14,7 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.measurement import format_samples, parse_samples
 from cs336_systems.record.rows import parameters
 from cs336_systems.record.validation import STATISTICS, Row
-from scripts.checks import Check, checks_of, laws
+from scripts.checks import Check, checks_of, laws, name_row
 from scripts.checks.law import SOME, Law, Statement
 from scripts.views.cells import in_words
 from scripts.views.data import frame, load_recorded
@@ -190,7 +190,7 @@ def beyond(law: Law, tables: Tables) -> Iterator[tuple[str, Fault]]:
             cell = {name: reading.row[name] for name in parameters(EXPERIMENTS[law.experiment])}
             place = Rows(law.experiment, {**cell, **details, **law.where, "metric": law.metric})
             if math.isfinite(wanted) and wanted >= 0 and (sign > 0 or edge > SOME) and len(place.within(tables)):
-                where = law.case(reading, bounds).where
+                where = name_row(law.experiment, reading.row)
                 if law.column == "n":
                     yield where, put(place, n=round(wanted) + sign)
                 elif bounds.value:
