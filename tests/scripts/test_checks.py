@@ -42,6 +42,7 @@ def test_sound_cpu_tables_pass_what_applies_to_a_cpu(sound_cpu):
     assert len({check.check for check in checks}) == len(checks)
 
 
+@pytest.mark.slow
 def test_no_check_fails_where_each_cell_was_faster_or_slower(sound):
     """By the spread of unchanged runs: a cell's times alike but the total, with which samples of the clock agree."""
     rng = np.random.default_rng(0)
