@@ -57,9 +57,9 @@ def in_less_memory(ladder: DataFrame) -> Typst:
     cell = wrapped_cell(ladder)
     whole, state, weights = (one(cell, rung=name) for name in ("data_parallel", "sharded", "fsdp"))
     return Facts(whole=whole, state=state, weights=weights).say(
-        "To save {whole[peak_memory] - state[peak_memory]:gib} per GPU, shard the optimizer: {state[step]:ms} per "
-        "step, against {whole[step]:ms} with bucketed gradients ({whole[label]}, {whole[processes]} GPUs, bf16, "
-        "no CUDA graph).",
+        "To save {whole[peak_memory] - state[peak_memory]:gib} per GPU, shard the optimizer and update in "
+        "backward: {state[step]:ms} per step, {whole[step]:ms} without ({whole[label]}, {whole[processes]} GPUs, "
+        "bf16, no CUDA graph).",
         "FSDP (compiled) saves {whole[peak_memory] - weights[peak_memory]:gib} and takes {weights[step]:ms}.",
     )
 

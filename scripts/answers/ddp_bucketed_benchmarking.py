@@ -86,7 +86,7 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
         ),
         more=facts.say(
             "Steps with {sizes:listing} MB take {steps:listing} ms.",
-            "An intermediate size is best in {confirmed} of {settings} settings; it was expected in all."
+            "An intermediate size is best, as expected, in {confirmed} of {settings} settings."
             if holds[0] and not all(holds)
             else "",
         ),

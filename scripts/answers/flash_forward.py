@@ -16,8 +16,8 @@ def answers(tables: Tables) -> Answers:
         "tiled": Answer(
             "(a) In PyTorch",
             "An `autograd.Function` computes attention tile by tile, with an online softmax.",
-            "It saves _Q_, _K_, _V_, _O_ and the log-sum-exp _L_ of each row of scores, and never holds more than one "
-            "tile of them.",
+            "It saves _Q_, _K_, _V_, _O_ and the log-sum-exp _L_ of each row of scores. The forward pass holds one "
+            "tile of a head's scores at a time.",
         ),
         "fused": Answer(
             "(b) As one Triton kernel",

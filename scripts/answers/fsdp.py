@@ -123,11 +123,11 @@ def whole(table: DataFrame, rows: DataFrame) -> Answer:
     return Answer(
         asked="Against unsharded weights",
         missing="Not compared: peak memory is counted on GPUs only.",
-        verdict=facts.say("FSDP takes {own[memory]:gib} per rank, data parallelism {other[memory]:gib} ({own[cell]})."),
+        verdict=facts.say(
+            "_{own[title]}_ takes {own[memory]:gib} per rank, data parallelism {other[memory]:gib} ({own[cell]})."
+        ),
         more=facts.say(
-            "FSDP's step is "
-            + choose(gain.faster, less, more, "on par with")
-            + " data parallelism's: {own[median]:ms} "
+            "Its step is " + choose(gain.faster, less, more, "on par with") + " data parallelism's: {own[median]:ms} "
             "against {other[median]:ms}."
             if gain.faster is not None or gain.verdict == SAME
             else "",

@@ -71,11 +71,12 @@ def memory(table: DataFrame, cells: DataFrame) -> Answer:
     return Answer(
         asked="Memory",
         verdict=facts.say(
-            "At {n} tokens, d = {d}, the scores’ softmax is {share:percent} of the memory kept for the backward pass.",
+            "At {n} tokens, d = {d}, the scores’ softmax is {share:percent} of the memory in use before the backward "
+            "pass.",
             share=FP32_BYTES * batch * sequence**2 / MIB / expected,
         ),
         more=facts.say(
-            "Before the backward pass {measured[kept]:gib} are in use.",
+            "{measured[kept]:gib} are in use then.",
             "At {end[sequence]} tokens {end[kept] / before[kept]:times} as much is in use as at {before[sequence]}.",
             "FlashAttention never stores the scores.",
         ),

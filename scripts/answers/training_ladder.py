@@ -208,7 +208,7 @@ def sizes(rungs: DataFrame, extremes: list[DataFrame]) -> Answer:
             "It takes {wall:times} the device's busy time."
             if single
             else "A cell's fastest step takes {over:span times} the time of its parts alone, and at most {wall:times} "
-            "the device's busy time.",
+            "the device's busy time in a profiled step.",
             YARDSTICK if spans["over"][0] < 1 else "",
             *(shape_of(row) for _, row in best.drop_duplicates("size").iterrows()),
             in_fp8(rungs, fastest(extremes[-1])) if extremes else "",

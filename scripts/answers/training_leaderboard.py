@@ -101,7 +101,7 @@ def measured(tables: Tables, parts: DataFrame) -> Answer:
         asked="Time",
         verdict=facts.say(verdicts[str(first.name)]),
         more=facts.say(
-            "Our cold start takes {row[cold_start]:s}." if first.name == "step" else "",
+            "Our cold start takes {row[cold_start]:s}; the rules allow 10 minutes." if first.name == "step" else "",
             "Two {gpu}s need between {least:s} (all communication hidden) and {most:s} (none hidden).",
         ),
         results=Captioned(

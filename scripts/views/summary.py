@@ -138,11 +138,9 @@ def failed_table(checks: DataFrame) -> Table | None:
 
 
 def reasons_table(lost: DataFrame) -> Table | None:
-    """Each reason once: the affected experiments, the number of lost cells, and the number of lost metrics in other
-    cells.
-    """
+    """Each reason once: the affected experiments, and the number of lost cells, and of lost measurements in others."""
     reasons = lost["reason"].where(lost["status"] != "oom", "out of memory").replace(IN_FULL, regex=True)
-    noun = lost["metric"].map(lambda metric: "cell" if metric == WHOLE_CELL else "metric")
+    noun = lost["metric"].map(lambda metric: "cell" if metric == WHOLE_CELL else "measurement")
     body = [
         [
             str(reason),

@@ -73,7 +73,7 @@ def costliest(rows: DataFrame) -> Typst:
         words = "In {row[precision]}, the costliest reversal is _{costly}_: {row[worth]:times} the {row[metric]} time."
         return say(words, row=worst, costly=DECISIONS[worst["without"]])
     decision = worth.median().idxmax()
-    aside = " (without single samples)." if ((rows["without"] == decision) & (rows["n"] <= 1)).any() else "."
+    aside = "; cases measured once are left out." if ((rows["without"] == decision) & (rows["n"] <= 1)).any() else "."
     return say(
         "In {name}, the costliest reversal is _{costly}_: {gain:span times} the time" + aside,
         name=rows["precision"].iloc[0],

@@ -139,7 +139,7 @@ def by_triton(rows: DataFrame, ablations: DataFrame) -> Typst:
     usual = select(ablations, without="nothing", d=REFERENCE_D, **shape)
     return say(
         "Our kernels are in Gluon, Triton’s own lower-level language; the leaderboard asks for Triton.",
-        "At d = {d} the plain Triton kernels, each pass timed separately, take {forward[median]:ms} forward and "
+        "At d = {d} the kernels in Triton alone, each pass timed separately, take {forward[median]:ms} forward and "
         "{ones[median]:ms} backward, with all-ones output gradients, as in this table.",
         "With random gradients, as in the table of design decisions, backward takes {random[median]:ms}.",
         forward=one(usual, metric="forward"),

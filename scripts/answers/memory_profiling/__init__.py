@@ -110,10 +110,10 @@ def peaks(table: DataFrame, plain: DataFrame) -> Answer:
             f"Peak memory of a single step of {plain['label'].iloc[0]} with plain attention; OOM: out of memory.",
         ),
         reason=say(
-            "In fp32 at context {late:listing} the peak is reached late in backward, when most gradients exist and few "
-            "activations are left" + (", so it hardly depends on the context." if len(late) > 1 else "."),
-            "In fp32 at context {early:listing} it is reached at the beginning of backward, when all activations "
-            "exist.",
+            "In fp32 at context {late:listing} the peak is reached late in backward, when nearly all gradients exist "
+            "and hardly any activations" + (", so it hardly depends on the context." if len(late) > 1 else "."),
+            "In fp32 at context {early:listing} it is reached at the beginning of backward, when nearly all "
+            "activations exist.",
             late=list(map(str, late)),
             early=[str(length) for length in fits if length not in late],
         ),

@@ -48,7 +48,8 @@ def block(table: DataFrame) -> dict[str, Answer]:
                 "The softmax's result grows with the square of the context. FlashAttention saves one number per row "
                 "of scores instead.",
                 "Under autocast a block with plain attention saves {ratio:times} as much as in fp32 at context "
-                "{context}: the softmax keeps its result in fp32, and the matmul keeps a bf16 copy of it.",
+                "{context}, without copies of weights: the softmax keeps its result in fp32, and the matmul keeps a "
+                "bf16 copy of it.",
                 "Autocast casts the normalized input separately for each linear layer: query, key, value, gate and "
                 "up each keep a copy."
                 if low

@@ -116,11 +116,14 @@ def training(close: DataFrame, plain: DataFrame, unit: str) -> Answer:
         name: [shares(kernels(close, precision=name, mode=mode)) for mode in MODES_PROFILED] for name in PRECISIONS
     }
     whole = {name: both for name, both in times.items() if all(both)}
-    facts = Facts(unit=unit, label=close["label"].iloc[0], context=int(close["context"].iloc[0]))
+    lines = every_cell(plain)
+    pairs = lines.pivot(index=[*CELL, "context"], columns="mode", values="matmul").dropna()
+    old, new = (pairs[mode] for mode in MODES_PROFILED.values())
+    facts = Facts(unit=unit, close=close.iloc[0])
     return Answer(
         asked=ASKED["training"],
         verdict=facts.say(
-            "Matmuls' share of time {moves} {shares:listing} ({label}).",
+            "Matmuls' share of time {moves} {shares:listing} ({close[label]}, context {close[context]}).",
             moves="falls" if all(new["matmul"] < old["matmul"] for old, new in whole.values()) else "goes",
             shares=[
                 say("from {old[matmul]:percent} to {new[matmul]:percent} in {name}", old=old, new=new, name=name)
@@ -128,27 +131,35 @@ def training(close: DataFrame, plain: DataFrame, unit: str) -> Answer:
             ],
         ),
         more=facts.say(
-            "Of the training step's {unit} time, AdamW takes {gained:listing} (context {context}).",
+            "It rises in {rises} of {cells}." if len(pairs) > 1 else "",
+            "Of the training step's {unit} time, AdamW takes {gained:listing}.",
+            rises=int((new > old).sum()) or "none",
+            cells=count(len(pairs), "cell"),
             gained=[say("{new[optimizer]:percent} in {name}", new=new, name=name) for name, (_, new) in whole.items()],
         ),
         results="kernel_shares",
         details=Captioned(
-            cells_table(plain),
+            cells_table(lines),
             f"Time of all {unit}s in a step, and the matmuls' share, in every eager cell with plain attention.",
         ),
     )
 
 
-def cells_table(plain: DataFrame) -> Table:
-    """Every cell: the kernels' time and the share of matmuls."""
+def every_cell(plain: DataFrame) -> DataFrame:
+    """The kernels' time in each cell, `ms`, and the share of matmuls, `matmul`."""
     lines = []
     for size, context in product(size_order(plain), sorted(plain["context"].unique())):
         for precision, mode in product(PRECISIONS, MODES_PROFILED):
             rows = select(plain, size=size, context=context, precision=precision, mode=mode)
             launched = kernels(rows)
-            line = {"label": size_name(size), "context": context, "precision": precision}
+            line = {"size": size, "label": size_name(size), "context": context, "precision": precision}
             line |= {"mode": MODES_PROFILED[mode], "message": "" if len(launched) else reason(rows)}
             lines.append(line | {"ms": launched["ms"].sum(), "matmul": shares(launched).get("matmul")})
+    return DataFrame(lines)
+
+
+def cells_table(lines: DataFrame) -> Table:
+    """Every cell of `every_cell`."""
     cell = {name: f"{{{name}}}" for name in ("context", "precision", "mode")}
     columns = {"size": "{label}"} | cell | {"ms": "{ms:sig}", "matmul / %": "{matmul:share}"}
-    return grid(DataFrame(lines), columns, text_columns=4)
+    return grid(lines, columns, text_columns=4)

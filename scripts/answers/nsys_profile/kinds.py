@@ -81,7 +81,7 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
     return Answer(
         asked=ASKED["longest"].replace("kernel", unit),
         verdict=say(
-            f"The forward pass's top {unit} is a matmul "
+            f"At context {here['context'].iloc[0]} the forward pass's top {unit} is a matmul "
             + ("in {names:listing} ({label})." if single and hits["sum"].all() else "at {hits:listing}."),
             hits=[
                 say("{hits} of {all} in {name}", hits=int(row["sum"]), all=count(int(row["size"]), "size"), name=name)
@@ -92,9 +92,8 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
         ),
         more=say(
             "For {row[label]} in {row[precision]} it is {row[shown forward]}: {row[calls forward]:whole} calls, "
-            "{row[share forward]:percent} of time.",
-            "With the backward pass, it stays the same in "
-            + ("every cell." if same == len(trained) else "{same} of {cells}."),
+            "{row[share forward]:percent} of the pass.",
+            "Both passes together: the same in " + ("every cell." if same == len(trained) else "{same} of {cells}."),
             row=last(select(lines, size=close["size"].iloc[0])),
             same=same,
             cells=count(len(trained), "cell") if len(trained) else None,
@@ -125,10 +124,11 @@ def others(close: DataFrame, unit: str) -> Answer:
     return Answer(
         asked=asked,
         verdict=say(
-            "Of inference's {unit} time, non-matmul {unit}s take {lost:listing} ({label}).",
+            "Of inference's {unit} time, non-matmul {unit}s take {lost:listing} ({close[label]}, context "
+            "{close[context]}).",
             unit=unit,
             lost=[say("{rest:percent} in {name}", rest=1 - part["matmul"], name=name) for name, part in parts.items()],
-            label=close["label"].iloc[0],
+            close=close.iloc[0],
         ),
         more=say(
             "In {name}: {largest:listing}.",
@@ -207,12 +207,12 @@ def softmax(here: DataFrame, close: DataFrame) -> Answer:
         asked=ASKED["softmax"],
         verdict=say(
             "The softmax takes {row[time]:times} the time of attention's matmuls for {row[flops]:percent} of their "
-            "FLOPs ({row[label]}, {row[precision]}).",
+            "FLOPs ({row[label]}, {row[precision]}, context {row[context]}).",
             row=last(quoted),
         ),
         more=say(
             "In fp32 it takes {row[time]:times} their time.",
-            "In bf16 it takes longer than both matmuls together at {longer} of {sizes}.",
+            "In bf16 it takes longer than both matmuls together at {longer} of {sizes} at this context.",
             longer=int(longer.sum()) or None,
             sizes=count(len(longer), "size") if len(longer) else None,
             row=one(quoted, precision="fp32") if len(quoted) > 1 else None,
