@@ -60,7 +60,7 @@ def in_less_memory(ladder: DataFrame) -> Typst:
         "To save {whole[peak_memory] - state[peak_memory]:gib} per GPU, shard the optimizer and update in "
         "backward: {state[step]:ms} per step, {whole[step]:ms} without ({whole[label]}, {whole[processes]} GPUs, "
         "bf16, no CUDA graph).",
-        "FSDP (compiled) saves {whole[peak_memory] - weights[peak_memory]:gib} and takes {weights[step]:ms}.",
+        "FSDP (compiled) saves {whole[peak_memory] - weights[peak_memory]:gib}: {weights[step]:ms}.",
     )
 
 

@@ -91,7 +91,7 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
             label=close["label"].iloc[0],
         ),
         more=say(
-            "For {row[label]} in {row[precision]} it is {row[shown forward]}: {row[calls forward]:whole} calls, "
+            "For {row[label]} ({row[precision]}) it is {row[shown forward]}: {row[calls forward]:whole} calls, "
             "{row[share forward]:percent} of the pass.",
             "Both passes together: the same in " + ("every cell." if same == len(trained) else "{same} of {cells}."),
             row=last(select(lines, size=close["size"].iloc[0])),
