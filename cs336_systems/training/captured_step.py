@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import itertools
 import math
 import operator
@@ -158,28 +159,36 @@ class CapturedStep:
     def _accumulate(self, batch: tuple[Tensor, ...], sums: GradientSums) -> Tensor:
         losses: list[Tensor] = []
         weights: list[Tensor] = []
+        units: list[Tensor | int] = []
+
+        def unit_of(tokens: int) -> Tensor | int:
+            if not units:  # the first micro-batch's
+                units.append(tokens if self.accumulate == 1 else self._passes.unit(tokens))
+            return units[0]
+
         for number, part in enumerate(_parts(batch, self.accumulate), start=1):
             last = number == self.accumulate
             with self._passes.local(last=last):
                 result = self._passes.run(self.loss_function, part, last=last)
-                loss, weight = weigh(result, alone=self.accumulate == 1 and not self._passes.groups)
+                alone = self.accumulate == 1 and not self._passes.groups
+                loss, weight, unit = weigh(result, alone=alone, unit_of=unit_of)
                 loss = loss / self.accumulate
                 losses.append(loss.detach())
                 weights.extend([] if weight is None else [weight])
                 if last and weights:
-                    loss = loss * self._normalize(sums, weights)
+                    loss = loss * self._normalize(sums, weights, unit)
                 if last and isinstance(sums, LocalSums):
                     sums.give()
                 loss.backward()
             self._passes.finish(last=last)
         total = _sum(losses)
-        return total * (self.accumulate / _sum(weights)) if weights else total
+        return total * (self.accumulate * unit / _sum(weights)) if weights else total
 
     @torch.no_grad()
-    def _normalize(self, sums: GradientSums, weights: list[Tensor]) -> Tensor:
+    def _normalize(self, sums: GradientSums, weights: list[Tensor], unit: Tensor | int) -> Tensor:
         """Give the gradients so far weights with a mean of 1 over all ranks; return the last pass's factor."""
         mean = self._passes.mean(_sum(weights) / self.accumulate)
-        factor = torch.where(mean > 0, 1 / mean, 1)
+        factor = torch.where(mean > 0, unit / mean, 1)
         kept = (p.grad for p in self._parameters() if p.grad is not None)
         for gradient in itertools.chain(sums.gradients.values(), kept):
             gradient.mul_(factor.to(gradient.device))
@@ -262,6 +271,9 @@ def _check_optimizer(optimizer: Any, model: nn.Module | None) -> None:
     name = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer is a {name}; allowed: torch.optim.Optimizer, such as MasterAdamW")
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(f"{name} computes losses in its step; allowed: optimizers whose step needs no closure")
     if isinstance(optimizer, ShardedOptimizer) and model is None:
         raise ValueError(f"a {name} needs averaged gradients; allowed: model=their wrapper")
     on_gpu = any(p.is_cuda for group in optimizer.param_groups for p in group["params"])

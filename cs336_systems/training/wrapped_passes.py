@@ -110,6 +110,12 @@ class WrappedPasses:
         if hasattr(self._model, "finish_gradient_synchronization") and (last or not self.is_replicated):
             self._model.finish_gradient_synchronization()
 
+    def unit(self, tokens: int) -> Tensor | int:
+        """This rank's number of tokens or, if each pass is averaged over the ranks, the mean of all ranks' numbers."""
+        if self.is_replicated or not self.groups:
+            return tokens
+        return self.mean(torch.full((), tokens, dtype=torch.float32, device=self._parameters[0].device))
+
     def mean(self, number: Tensor) -> Tensor:
         """The mean of a number over the ranks that share a batch."""
         number = number.detach().clone()

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from cs336_systems.parallel import FullyShardedDataParallel, ShardedOptimizer
 from cs336_systems.parallel.update_in_backward import UpdateOfOneRank
@@ -208,6 +209,8 @@ def test_mistakes_are_refused():
         CapturedStep(model.loss, torch.optim.SGD(model.parameters()), update_during_backward=True)
     with pytest.raises(TypeError, match=r"optimizer is a UpdateOfOneRank; allowed: torch\.optim\.Optimizer"):
         CapturedStep(model.loss, UpdateOfOneRank([[*make("cpu").layers.parameters()]], MasterAdamW))
+    with pytest.raises(ValueError, match=r"^LBFGS computes losses in its step; allowed: optimizers whose"):
+        CapturedStep(model.loss, torch.optim.LBFGS(model.parameters()))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = copy.deepcopy(model.state_dict())
     x, y = next(batches("cpu"))
@@ -266,6 +269,7 @@ def token_losses():
         "smoothed, scaled": lambda z, y: 0.3 * nn.functional.cross_entropy(z, y, label_smoothing=0.1),
         "with class weights": weighted,
         "sum and count": own,
+        "selected": lambda z, y: nn.functional.cross_entropy(z[y != -100], y[y != -100]),
     }
 
 
@@ -307,11 +311,19 @@ def test_ambiguous_means_over_tokens_are_refused():
     x, y = next(batches("cpu", torch.float32))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     compiled = torch.compile(model.loss, backend="aot_eager")
-    for loss, match in ((two, "2 means over tokens"), (compiled, "computed by compiled code")):
+
+    def checkpointed(x, y):
+        return checkpoint(model.loss, x.clone().requires_grad_(), y, use_reentrant=True)
+
+    for loss, match in (
+        (two, "2 means over tokens"),
+        (compiled, "computed by compiled code"),
+        (checkpointed, "computed by CheckpointFunction"),
+    ):
         with pytest.raises(ValueError, match=rf"the loss .*{match}.*\(loss, 1\)"):
             CapturedStep(loss, optimizer, accumulate=2)(x, y)
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    for loss in (two, compiled):
+    for loss in (two, compiled, checkpointed):
         CapturedStep(lambda x, y, loss=loss: (loss(x, y), 1), optimizer, accumulate=2)(x, y)
         CapturedStep(loss, optimizer)(x, y)
     layers = torch.compile(model.layers, backend="aot_eager")
@@ -371,7 +383,7 @@ WRAPPED = {
 @pytest.mark.parametrize("wrapper", WRAPPED)
 @on_all_ranks
 def test_a_wrapped_model_trains_as_one_process_on_the_whole_batch(device, wrapper):
-    """Ranks and micro-batches ignore different numbers of tokens."""
+    """Ranks have different numbers of tokens, and ignore different numbers of them, as do micro-batches."""
     if device.type == "cuda":  # DistributedDataParallel needs another stream than the default one
         torch.cuda.set_stream(torch.cuda.Stream())
     generator = torch.Generator().manual_seed(0)
@@ -395,7 +407,7 @@ def test_a_wrapped_model_trains_as_one_process_on_the_whole_batch(device, wrappe
                 max_norm=max_norm,
                 check_finite=True,
             )
-            mine = slice(6 * dist.get_rank(), 6 * dist.get_rank() + 6)
+            mine = slice(9, 12) if dist.get_rank() else slice(9)
             for x, y in [*zip(tokens, targets, strict=True)] * (4 if on_gpu else 1):
                 loss = step(x[mine], y[mine])
                 plain.zero_grad()
