@@ -30,6 +30,8 @@ def check_group(group: Mapping[str, Any]) -> None:
     for name in ("lr", "betas", "eps", "weight_decay"):
         if name not in group:
             raise ValueError(f"a group has no {name}; allowed: groups of MasterAdamW or torch.optim.AdamW")
+    if len(group["betas"]) != 2:
+        raise ValueError(f"betas are {group['betas']}; allowed: two numbers")
     for name, value in zip(HYPERPARAMETERS, values(group), strict=True):
         if isinstance(value, Tensor):
             if name != "lr" or value.numel() != 1:

@@ -31,6 +31,12 @@ def needs_operators(*tensors: Tensor) -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
+def check_dtype(name: str, x: Tensor) -> None:
+    """Raise a ValueError if a tensor is not floating-point: a formula's results would be truncated."""
+    if not x.is_floating_point():
+        raise ValueError(f"{name} is of dtype {x.dtype}; allowed: floating-point dtypes")
+
+
 def check_whole(function: str, x: Tensor, *weights: Tensor) -> None:
     """Raise a ValueError if a weight is a DTensor although the input is not."""
     for weight in weights:

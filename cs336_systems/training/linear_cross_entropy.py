@@ -207,5 +207,7 @@ def _check(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int | None) -
     if not hidden.device == weight.device == targets.device:
         devices = f"{hidden.device}, {weight.device} and {targets.device}"
         raise ValueError(f"hidden, weight and targets are on {devices}; allowed: one device")
-    if chunk is not None and chunk < 1:
+    if not len(weight):
+        raise ValueError("weight has no rows; allowed: a vocabulary of at least 1")
+    if chunk is not None and not (isinstance(chunk, int) and chunk >= 1):
         raise ValueError(f"chunk is {chunk}; allowed: whole numbers from 1")

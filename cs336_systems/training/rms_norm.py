@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from cs336_systems.training.dispatch import HAS_TRITON, check_whole, runs_kernels, wide_dtype
+from cs336_systems.training.dispatch import HAS_TRITON, check_dtype, check_whole, runs_kernels, wide_dtype
 
 if HAS_TRITON:
     from cs336_systems.training.triton_rms_norm import AddRMSNorm
@@ -28,7 +28,7 @@ def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float = 1
         dtype or, under autocast, in autocast's.
 
     Raises:
-        ValueError: shapes do not match, or the weight is sharded.
+        ValueError: shapes do not match, x is not floating-point, or the weight is sharded.
 
     Source: Zhang & Sennrich 2019, "Root Mean Square Layer Normalization", equation 4.
     """
@@ -47,6 +47,7 @@ def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float = 1
 
 
 def _check(x: Tensor, delta: Tensor | None, weight: Tensor) -> None:
+    check_dtype("x", x)
     if delta is not None and delta.shape != x.shape:
         raise ValueError(f"x and delta must share a shape, got {list(x.shape)} and {list(delta.shape)}.")
     check_whole("add_rms_norm", x, weight)

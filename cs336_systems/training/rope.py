@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from cs336_systems.training.dispatch import HAS_TRITON, runs_kernels
+from cs336_systems.training.dispatch import HAS_TRITON, check_dtype, runs_kernels
 
 if HAS_TRITON:
     from cs336_systems.training.triton_rope import RotateQKV
@@ -38,7 +38,7 @@ def rotate_qkv(
         cosine cos[p, i] and sine sin[p, i].
 
     Raises:
-        ValueError: shapes do not match.
+        ValueError: shapes do not match, or qkv is not floating-point.
 
     Source: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding", section 3.2.
     """
@@ -60,6 +60,9 @@ def _formula(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 
 
 def _check(qkv: Tensor, cos: Tensor, sin: Tensor, num_heads: int, num_kv_heads: int) -> None:
+    check_dtype("qkv", qkv)
+    if num_heads < 1 or num_kv_heads < 1:
+        raise ValueError(f"num_heads is {num_heads}, and num_kv_heads {num_kv_heads}; allowed: whole numbers from 1")
     heads = num_heads + 2 * num_kv_heads
     if qkv.dim() != 3 or qkv.shape[-1] % (2 * heads):
         raise ValueError(f"qkv must be [batch, sequence, {heads} heads of even width], got shape {list(qkv.shape)}.")

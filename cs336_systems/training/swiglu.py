@@ -7,7 +7,14 @@ from torch import Tensor
 
 from cs336_systems.attention.autocast import autocast_inputs, without_autocast
 from cs336_systems.attention.differentiation import only_once
-from cs336_systems.training.dispatch import HAS_TRITON, check_whole, needs_operators, runs_kernels, wide_dtype
+from cs336_systems.training.dispatch import (
+    HAS_TRITON,
+    check_dtype,
+    check_whole,
+    needs_operators,
+    runs_kernels,
+    wide_dtype,
+)
 
 if HAS_TRITON:
     from cs336_systems.training.triton_swiglu import SwiGLUActivation, swiglu_backward, swiglu_forward
@@ -25,7 +32,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
         [..., d_ff], in the dtype of gate_up.
 
     Raises:
-        ValueError: the last axis has an odd length.
+        ValueError: the last axis has an odd length, or gate_up is not floating-point.
 
     Source: Shazeer 2020, "GLU Variants Improve Transformer", equation 5.
     """
@@ -49,7 +56,7 @@ def swiglu_linear(gate_up: Tensor, weight: Tensor) -> Tensor:
         [..., d_model].
 
     Raises:
-        ValueError: the last axis of gate_up has an odd length, or the weight is sharded.
+        ValueError: the last axis of gate_up has an odd length, gate_up is not floating-point, or the weight is sharded.
     """
     _check(gate_up)
     if needs_operators(gate_up, weight):
@@ -86,7 +93,8 @@ class _SwiGLULinear(torch.autograd.Function):
 
 
 def _check(gate_up: Tensor) -> None:
-    if gate_up.shape[-1] % 2:
+    check_dtype("gate_up", gate_up)
+    if not gate_up.dim() or gate_up.shape[-1] % 2:
         raise ValueError(f"gate_up must be [..., 2 d_ff], got shape {list(gate_up.shape)}.")
 
 

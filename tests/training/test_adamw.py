@@ -269,6 +269,7 @@ def test_what_is_not_supported_is_refused_by_name():
     refused("dtype torch.float16", params=[nn.Parameter(torch.randn(3).half())])
     refused("has gaps in memory", params=[torch.randn(6)[::2].requires_grad_()])
     refused(r"beta1 is 1.0; allowed: numbers in \[0, 1\)", betas=(1.0, 0.9))
+    refused(r"betas are \(0\.9,\); allowed: two numbers", betas=(0.9,))
     refused("lr is -1", lr=-1)
     with pytest.raises(TypeError, match="no argument learning_rate"):
         MasterAdamW(make_parameters(), learning_rate=1)

@@ -121,6 +121,8 @@ def test_mistakes_are_refused():
         ((hidden, weight, targets > 3), "targets are torch.bool; allowed: integers"),
         ((hidden, weight, targets.to("meta")), "cpu, cpu and meta; allowed: one device"),
         ((hidden, weight, targets, 0), "chunk is 0"),
+        ((hidden, weight, targets, 2.5), "chunk is 2.5"),
+        ((hidden, weight[:0], targets), "weight has no rows"),
         ((hidden, weight, targets, None, -100, "none"), "reduction is 'none'; allowed: 'mean' and 'sum'"),
     ):
         with pytest.raises(ValueError, match=match):

@@ -85,3 +85,5 @@ def test_shapes_that_do_not_match_are_refused():
         add_rms_norm(x, torch.ones(1, 8), torch.ones(8))
     with pytest.raises(ValueError, match=r"weight must be \[d_model\], got \[1\]"):
         add_rms_norm(x, None, torch.ones(1))
+    with pytest.raises(ValueError, match=r"^x is of dtype torch\.int64; allowed: floating-point dtypes$"):
+        add_rms_norm(x.long(), None, torch.ones(8))

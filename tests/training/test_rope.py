@@ -111,3 +111,7 @@ def test_shapes_that_do_not_match_are_refused():
         rotate_qkv(torch.ones(1, 4, 18), table, table, 2)
     with pytest.raises(ValueError, match=r"sin must be \[context >= 4, d_head / 2 = 2\], got shape \[3, 2\]"):
         rotate_qkv(torch.ones(1, 4, 24), table, table[:3], 2)
+    with pytest.raises(ValueError, match=r"^num_heads is 0, and num_kv_heads 0; allowed: whole numbers from 1$"):
+        rotate_qkv(torch.ones(1, 4, 24), table, table, 0)
+    with pytest.raises(ValueError, match=r"^qkv is of dtype torch\.int32; allowed: floating-point dtypes$"):
+        rotate_qkv(torch.ones(1, 4, 24, dtype=torch.int32), table, table, 2)

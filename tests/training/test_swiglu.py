@@ -65,6 +65,9 @@ def test_float64_is_computed_in_float64():
     assert torch.autograd.gradcheck(swiglu_linear, (gate_up, weight))
 
 
-def test_an_odd_width_is_refused():
+def test_an_odd_width_and_other_dtypes_are_refused():
     with pytest.raises(ValueError, match=r"gate_up must be \[..., 2 d_ff\], got shape \[2, 3\]"):
         swiglu(torch.ones(2, 3))
+    for function in (swiglu, lambda x: swiglu_linear(x, torch.ones(3, 2))):
+        with pytest.raises(ValueError, match=r"^gate_up is of dtype torch\.complex64; allowed: floating-point dtypes$"):
+            function(torch.ones(2, 4, dtype=torch.complex64))
