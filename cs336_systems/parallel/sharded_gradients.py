@@ -138,7 +138,8 @@ class ShardedGradientsDataParallel(OverlappedDataParallel):
         with torch._C.DisableTorchFunctionSubclass():
             mine = iter(torch._foreach_norm(gradients, norm_type) if gradients else ())
         zeros = {
-            dtype: torch.zeros((), dtype=dtype, device=in_order[0].device) for dtype in {p.dtype for p in in_order}
+            dtype: torch.zeros((), dtype=dtype.to_real(), device=in_order[0].device)
+            for dtype in {p.dtype for p in in_order}
         }
         norms = [zeros[parameter.dtype] if parameter.grad is None else next(mine) for parameter in in_order]
         all_norms = torch.stack(norms)

@@ -9,14 +9,14 @@ gives each rank only its own parameters' gradients, which takes less memory and 
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler, OptState
-from torch.optim import LBFGS, Optimizer
+from torch.optim import LBFGS, Adafactor, Optimizer
 from torch.optim.optimizer import ParamsT
 
 from cs336_systems.parallel.buckets import MB
@@ -165,7 +165,7 @@ class ShardedOptimizer(Optimizer):
             state_dict: from `state_dict` on any number of ranks, or from the unsharded optimizer.
 
         Raises:
-            ValueError: the state dict has other groups, or the optimizer refuses it.
+            ValueError: the state dict has other groups, or is another optimizer's; nothing is loaded.
         """
         saved, ours = (
             [len(group["params"]) for group in some] for some in (state_dict["param_groups"], self.param_groups)
@@ -177,13 +177,33 @@ class ShardedOptimizer(Optimizer):
         states = {number: state for number, state in state_dict["state"].items() if number in parameter_of}
         with_state = {parameter_of[number] for number in states}
         self._place([p for p in self._parameters() if p in with_state and p not in self._placed])
+        for number, state in states.items():  # on all ranks, so that all refuse it or none
+            self._check_saved(parameter_of[number], state)
         mine = {number: state for number, state in states.items() if parameter_of[number] in self._mine}
         if type(self._local).load_state_dict is not Optimizer.load_state_dict:  # like MasterAdamW's, which keeps fp32
             self._load_in_its_way({**state_dict, "state": mine}, parameter_of)
             return
+        before = [{name: vars(x)[name] for name in ("state", "param_groups")} for x in (self, self._local)]
         super().load_state_dict({**state_dict, "state": mine})
-        # The optimizer completes groups and states written by an older version of it.
-        self._local.__setstate__({"state": self.state, "param_groups": self.param_groups})
+        try:  # The optimizer completes groups and states written by an older version of it.
+            self._local.__setstate__({"state": self.state, "param_groups": self.param_groups})
+        except KeyError as error:
+            for x, values in zip((self, self._local), before, strict=True):
+                vars(x).update(values)
+            raise ValueError(
+                f"a state or group has no {error.args[0]}; allowed: those of {type(self._local).__name__}"
+            ) from None
+
+    def _check_saved(self, parameter: nn.Parameter, state: Mapping[str, Any]) -> None:
+        """Raise a ValueError if a state is another parameter's, or another optimizer's."""
+        own_check = getattr(self._local, "check_saved", None)
+        if own_check is not None:
+            own_check(parameter, state)
+        elif type(self._local).__module__.startswith("torch.optim.") and not isinstance(self._local, Adafactor):
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.dim() and value.shape != parameter.shape:
+                    shapes = f"{list(value.shape)}; allowed: its parameter's, {list(parameter.shape)}"
+                    raise ValueError(f"{name} is of shape {shapes}")
 
     def _load_in_its_way(self, state_dict: dict[str, Any], parameter_of: dict[int, nn.Parameter]) -> None:
         """Let the optimizer load this rank's part of a state dict."""

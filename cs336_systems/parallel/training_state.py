@@ -29,7 +29,8 @@ class TrainingState(Stateful):
 
     A checkpoint of either kind loads into the other, on any number of ranks. An incomplete checkpoint, or one of
     another model, leaves model and optimizer unchanged. Like PyTorch's functions, which it uses, it requires each
-    parameter of the optimizer to have had a gradient before the checkpoint is saved.
+    trainable parameter of the optimizer to have had a gradient before the checkpoint is saved: `state_dict` raises a
+    ValueError that names one that has not.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | UpdateInBackward):
@@ -82,10 +83,22 @@ class TrainingState(Stateful):
     def _optimizer_state(self) -> dict[str, Any]:
         if not isinstance(self._optimizer, UpdateInBackward):
             state: dict[str, Any] = get_optimizer_state_dict(self._module, self._optimizer)
+            self._check_complete(state)
             return state
         for unit, optimizer in zip(self._optimizer.units, self._optimizer.optimizers, strict=True):
             get_optimizer_state_dict(nn.ParameterList([unit.share]), optimizer)  # which initializes it
         return _renamed(self._optimizer.state_dict(), dict(enumerate(self._updated)))
+
+    def _check_complete(self, state: Mapping[str, Any]) -> None:
+        """Raise a ValueError for a parameter without a state, which no new optimizer could load."""
+        trained = {name for name, parameter in self._module.named_parameters() if parameter.requires_grad}
+        for group in state["param_groups"]:
+            without = [name for name in group["params"] if name in trained and not state["state"].get(name)]
+            if without and len(without) < len(trained.intersection(group["params"])):
+                raise ValueError(
+                    f"{without[0]} has no optimizer state, since it has had no gradient; allowed: parameters that have "
+                    "had one, or are frozen"
+                )
 
     def _shapes(self) -> tuple[str, ...]:
         return tuple(f"{name}: {list(value.shape)}" for name, value in self._module.state_dict().items())

@@ -77,6 +77,8 @@ class MasterAdamW(Optimizer):
         self._begin()
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
+    check_saved = staticmethod(check_saved)
+
     def _begin(self) -> None:
         self._hooked = False
         self._tables: list[ParameterTable] = []

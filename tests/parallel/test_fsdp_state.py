@@ -120,6 +120,24 @@ def test_states_are_dtensors(device):
     assert_same(fsdp.gather_full_parameters(), whole)
 
 
+@on_all_ranks
+def test_a_parameter_without_a_gradient_cannot_be_saved(device):
+    module = nn.ModuleDict({"used": nn.Linear(3, 3), "unused": nn.Linear(3, 3), "frozen": nn.Linear(3, 3)}).to(device)
+    module["frozen"].requires_grad_(False)
+    module.forward = module["used"].forward
+    optimizer = torch.optim.AdamW(module.parameters())
+    TrainingState(module, optimizer).state_dict()
+    optimizer = torch.optim.AdamW(module.parameters())
+    module(torch.ones(2, 3, device=device)).sum().backward()
+    optimizer.step()
+    with pytest.raises(
+        ValueError, match=r"^unused\.weight has no optimizer state, since it has had no gradient; allow"
+    ):
+        TrainingState(module, optimizer).state_dict()
+    module["unused"].requires_grad_(False)
+    TrainingState(module, optimizer).state_dict()
+
+
 def everything(model, optimizer):
     """Copies of all tensors of a training run."""
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()["state"]}

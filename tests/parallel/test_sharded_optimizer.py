@@ -183,6 +183,15 @@ def test_clipping_of_sharded_gradients(device):
             assert mine.grad is None or torch.equal(mine.grad, whole.grad)
 
 
+@on_all_ranks
+def test_clipping_of_parameters_of_several_dtypes(device):
+    module = nn.ParameterList(torch.ones(3, dtype=t, device=device) for t in (torch.complex64, torch.float32) * 2)
+    wrapped = ShardedGradientsDataParallel(module, ShardedOptimizer(module.parameters(), torch.optim.SGD))
+    sum((parameter * parameter.conj()).real.sum() for parameter in module).backward()
+    wrapped.finish_gradient_synchronization()
+    assert wrapped.clip_grad_norm_(1.0).item() == pytest.approx(48**0.5)
+
+
 def train_alone(module, optimizer, steps):
     """Steps on gradients that are the same on all ranks."""
     for step in steps:
@@ -362,6 +371,32 @@ def test_what_cannot_be_done_is_refused(device):
     own = ShardedOptimizer([nn.Parameter(torch.ones(4, device=device))], MasterAdamW)
     with pytest.raises(ValueError, match=r"groups of \[2\] parameters; allowed: \[1\]"):
         own.load_state_dict(ShardedOptimizer(module.parameters(), MasterAdamW).state_dict())
+    for kind, state, match in (
+        (
+            torch.optim.SGD,
+            {"momentum_buffer": torch.ones(9)},
+            r"^momentum_buffer is of shape \[9\]; allowed: its param",
+        ),
+        (
+            torch.optim.AdamW,
+            {"momentum": 0.9},
+            "^a state or group has no step; allowed: those of Ada",
+        ),
+        (MasterAdamW, {"step": 1.0, "exp_avg": torch.ones(9)}, "^a state has no exp_avg_sq; allowed"),
+    ):
+        optimizer = ShardedOptimizer(module.parameters(), kind, lr=0.1)
+        for parameter in module.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        before = optimizer.state_dict()
+        changed = copy.deepcopy(before)
+        changed["param_groups"][0]["lr"] = 9.0
+        changed["state"] = (
+            dict.fromkeys(range(2), state) if kind is torch.optim.AdamW else {**before["state"], 1: state}
+        )
+        with pytest.raises(ValueError, match=match):
+            optimizer.load_state_dict(changed)
+        torch.testing.assert_close(optimizer.state_dict(), before, rtol=0, atol=0)
     with pytest.raises(ValueError, match=r"^optimizer_cls is LBFGS; allowed: optimizers that update each"):
         ShardedOptimizer(module.parameters(), torch.optim.LBFGS)
     with pytest.raises(ValueError, match=r"parameter 0: float32 \[4\].*allowed: the same"):
