@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from cs336_systems.parallel.buckets import MB, Bucket, fill_buckets
 from cs336_systems.parallel.collectives import absent_everywhere, averaging
 from cs336_systems.parallel.replicas import replicate
-from cs336_systems.parallel.synchronized import check_not_used_up, synchronizes
+from cs336_systems.parallel.synchronized import check_not_used_up, check_unwrapped, registrations, synchronizes
 from cs336_systems.parallel.wrapped_module import WrappedModule
 
 
@@ -37,9 +37,10 @@ class DataParallel(WrappedModule, ABC):
 
     Buffers are broadcast once, at wrapping; later writes of a forward pass stay on their rank.
 
-    Set `requires_grad`, dtype and device before wrapping. A parameter may be frozen afterwards, and trained again; one
-    that was frozen when wrapped stays frozen. Layers with sparse gradients are refused. A deep copy trains in the same
-    process group.
+    Add parameters, and set `requires_grad`, dtype and device, before wrapping: a module that changed is refused. A
+    parameter may be frozen afterwards, and trained again; one that was frozen when wrapped stays frozen. If a module is
+    wrapped again, its older wrapper is refused. Layers with sparse gradients are refused. A deep copy trains in the
+    same process group. A later step may overwrite gradients in place: clone those that you keep.
     """
 
     _buckets: Sequence[Bucket]
@@ -53,10 +54,11 @@ class DataParallel(WrappedModule, ABC):
 
         Raises:
             ValueError: the ranks' modules differ, none of their parameters requires a gradient, a layer has sparse
-                gradients, a tensor is on the meta device, gradients are used up in the backward pass, or this process
-                is not in the group.
+                gradients, a tensor is on the meta device or sharded, gradients are used up in the backward pass, a part
+                is a wrapper, or this process is not in the group.
         """
         super().__init__(module)
+        check_unwrapped(module)
         check_not_used_up(module.parameters(), type(self).__name__)
         self.process_group = process_group
         replicate(module, process_group)
@@ -67,7 +69,9 @@ class DataParallel(WrappedModule, ABC):
         self._names = [name for name, _ in trainable]
         self._trainable = [parameter for _, parameter in trainable]
         self._frozen = [named for named in module.named_parameters() if not named[1].requires_grad]
-        self._kind = kind_of(self._trainable[0])
+        self._device_of_first = self._trainable[0].device
+        self._dtypes = [parameter.dtype for parameter in self._trainable]
+        self._registrations = registrations()
         self._arrived: set[int] = set()  # whose gradients this step's backward pass has computed
         self._all_used = torch.ones(len(trainable), dtype=torch.uint8, device=self._trainable[0].device)
         self._register_hooks()
@@ -81,13 +85,21 @@ class DataParallel(WrappedModule, ABC):
         # Hooks hold no reference to the wrapper: parameter, hook, wrapper and module would be a cycle, which only the
         # garbage collector frees.
         this = weakref.ref(self)
+        self._removals = []
         for index, parameter in enumerate(self._trainable):
             handle = parameter.register_post_accumulate_grad_hook(arrival_hook(this, index))
-            weakref.finalize(self, handle.remove)
+            self._removals.append(weakref.finalize(self, handle.remove))
         synchronizes(self, self._trainable)
+
+    def retire(self, by: str) -> None:
+        """Remove the hooks, since another wrapper averages the gradients; later use raises an error."""
+        super().retire(by)
+        for remove in self._removals:
+            remove()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         memo[id(self.process_group)] = self.process_group  # which cannot be copied
+        memo[id(self._removals)] = []  # of other hooks
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
@@ -101,8 +113,9 @@ class DataParallel(WrappedModule, ABC):
         """Return the module's output.
 
         Raises:
-            RuntimeError: the gradients of the last backward pass were not synchronized, or the parameters changed in
-                dtype, device or `requires_grad` since they were wrapped.
+            RuntimeError: the gradients of the last backward pass were not synchronized, the parameters changed in
+                dtype, device or `requires_grad` since they were wrapped, some were added or replaced, or the module was
+                wrapped again.
         """
         if torch.is_grad_enabled():
             self._check_unchanged()
@@ -112,18 +125,40 @@ class DataParallel(WrappedModule, ABC):
         """Raise if the step that begins would compute wrong gradients."""
         if self._arrived:
             raise RuntimeError("finish_gradient_synchronization() was not called after the last backward pass")
-        # `module.to()` changes all parameters alike.
-        if (kind := kind_of(self._trainable[0])) != self._kind:
-            raise RuntimeError(f"{self._names[0]} was {self._kind} when it was wrapped, and is {kind}: wrap it again")
+        self._check_in_use()
+        self._check_registered()
+        # `module.to()` moves all parameters alike.
+        dtypes, device = [parameter.dtype for parameter in self._trainable], self._trainable[0].device
+        if dtypes != self._dtypes or device != self._device_of_first:
+            index = next((i for i, (a, b) in enumerate(zip(dtypes, self._dtypes, strict=True)) if a != b), 0)
+            before, now = (
+                f"{dtype[index]} on {place}"
+                for dtype, place in ((self._dtypes, self._device_of_first), (dtypes, device))
+            )
+            raise RuntimeError(f"{self._names[index]} was {before} when it was wrapped, and is {now}: wrap it again")
         for name, parameter in self._frozen:
             if parameter.requires_grad:
                 raise RuntimeError(f"{name} was frozen when it was wrapped, and requires a gradient: wrap it again")
+
+    def _check_registered(self) -> None:
+        """Raise if the module has a trainable parameter that it did not have when it was wrapped."""
+        if torch.compiler.is_compiling() or self._registrations == registrations():
+            return
+        known = {*self._trainable, *(parameter for _, parameter in self._frozen)}
+        added = [named for named in self.module.named_parameters() if named[1] not in known]
+        for name, parameter in added:
+            if parameter.requires_grad:
+                raise RuntimeError(f"{name} was added or replaced after the module was wrapped: wrap it again")
+        self._frozen += added
+        self._registrations = registrations()
 
     def finish_gradient_synchronization(self) -> None:
         """Wait until all gradients are averaged; on a GPU the current stream waits, not the host.
 
         All ranks call it, after a step's last backward pass and before gradients are clipped or used.
         """
+        self._check_in_use()
+        self._check_registered()
         absent = [
             index
             for index, parameter in enumerate(self._trainable)
@@ -294,8 +329,3 @@ def arrival_hook(this: "weakref.ref[DataParallel]", index: int) -> Callable[[Ten
         wrapper._gradient_arrived(index)
 
     return hook
-
-
-def kind_of(tensor: Tensor) -> str:
-    """Dtype and device of a parameter, which may not change once it is wrapped."""
-    return f"{tensor.dtype} on {tensor.device}"

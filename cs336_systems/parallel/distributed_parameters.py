@@ -39,6 +39,11 @@ def same_sharding(a: Tensor, b: Tensor) -> bool:
     return isinstance(a, DTensor) == isinstance(b, DTensor)
 
 
+def is_differentiable(tensor: Tensor) -> bool:
+    """Whether a tensor's dtype allows gradients."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def divided_like(tensor: Tensor, part: Tensor) -> Tensor:
     """A tensor sharded like `tensor`, with `part` as this rank's part; `part` itself if `tensor` is not sharded."""
     if not isinstance(tensor, DTensor):

@@ -33,7 +33,7 @@ in an order chosen by the backend, within the same bound.
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -55,7 +55,7 @@ from cs336_systems.parallel.shardable import check
 from cs336_systems.parallel.sharded_state import load_into
 from cs336_systems.parallel.sharded_weight import ShardedWeight, reduce
 from cs336_systems.parallel.symmetric_memory import allocate
-from cs336_systems.parallel.synchronized import check_not_used_up, synchronizes
+from cs336_systems.parallel.synchronized import check_not_used_up, check_unwrapped, registrations, synchronizes
 from cs336_systems.parallel.timeline import Timeline
 from cs336_systems.parallel.units import Unit, divide, find_places, shard_weights
 from cs336_systems.parallel.wrapped_module import WrappedModule
@@ -112,10 +112,12 @@ class FullyShardedDataParallel(WrappedModule):
             RuntimeError: symmetric_memory is set, but the ranks cannot reach each other's memory.
         """
         super().__init__(module)
+        check_unwrapped(module)
         check(module, compute_dtype)
         check_not_used_up(module.parameters(), type(self).__name__)
         self._compute_dtype = compute_dtype
         replicate(module, process_group)
+        synchronizes(self, module.parameters())
         group = process_group or dist.group.WORLD
         assert group is not None
         self._group = group
@@ -142,7 +144,11 @@ class FullyShardedDataParallel(WrappedModule):
         self._register_hooks()
         self._follow_shards()
         scale_by_all_ranks()
-        synchronizes(self, module.parameters())
+        self._known = list(module.parameters())
+        self._versions: list[int] = []
+        """The versions of the parameters after the last forward pass that a backward pass may follow."""
+        self._registrations = registrations()
+        synchronizes(self, self._known)
 
     def _register_hooks(self) -> None:
         module = self.module
@@ -248,6 +254,12 @@ class FullyShardedDataParallel(WrappedModule):
         while self._reductions:
             self._reductions.popleft().wait()
 
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """The DTensors, even after a backward pass that failed."""
+        if torch._C._current_graph_task_id() == -1:
+            self._end_backward()
+        return super().named_parameters(*args, **kwargs)
+
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale the gradients so that the norm of all of them together is at most `max_norm`. All ranks call it.
 
@@ -289,11 +301,27 @@ class FullyShardedDataParallel(WrappedModule):
                 unit.plan()
 
     def _before_module(self, module: nn.Module, args: Any) -> None:
+        if self._registrations != registrations() and not self._in_backward:
+            self._check_registered()
         self._replicas.show()
+
+    def _check_registered(self) -> None:
+        """Raise if the module has a trainable parameter that it did not have when it was wrapped."""
+        self._replicas.put_back()  # A pass may have failed.
+        known = set(self._known)
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad and parameter not in known:
+                raise RuntimeError(
+                    f"{name} was added or replaced after wrapping; allowed: in-place changes, by load_state_dict or "
+                    "under torch.no_grad()"
+                )
+        self._registrations = registrations()
 
     def _after_module(self, module: nn.Module, args: Any, output: Any) -> None:
         """Register DTensors in the module again, until its backward pass."""
         self._replicas.hide()
+        if torch.is_grad_enabled() and not self._in_backward:
+            self._versions = [parameter._version for parameter in self._known]
         for tensor in tensors_with_gradient(output):
             if not tensor.is_leaf:  # else it is an input, or a parameter, which would keep the hook
                 tensor.register_hook(Hook(self._begin_backward_pass))
@@ -301,6 +329,13 @@ class FullyShardedDataParallel(WrappedModule):
     def _begin_backward_pass(self, gradient: Tensor) -> None:
         """Register plain tensors for recomputation, as in the forward pass."""
         if not self._in_backward:
+            if any(
+                p._version != before and p.requires_grad for p, before in zip(self._known, self._versions, strict=True)
+            ):
+                raise RuntimeError(
+                    "a parameter was changed between the forward pass and the backward pass, which gathers it again; "
+                    "allowed: changes after the backward pass"
+                )
             self._in_backward = True
             self._replicas.show()
             torch.autograd.Variable._execution_engine.queue_callback(Hook(self._end_backward))

@@ -6,6 +6,7 @@ from itertools import zip_longest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from cs336_systems.parallel.buckets import MB, group_tensors, views_like
 
@@ -24,14 +25,22 @@ def replicate(module: nn.Module, group: dist.ProcessGroup | None = None) -> None
     named = [*module.named_parameters(), *module.named_buffers()]
     check_same_on_all_ranks([describe(name, tensor) for name, tensor in named], group)
     check_in_memory(named)
-    tensors = [tensor.detach() for _, tensor in named]
+    tensors = [own_elements(tensor.detach()) for _, tensor in named]
     for together in group_tensors(tensors, BROADCAST_BYTES):
         members = [tensors[i] for i in together]
         flat = members[0].new_empty(sum(tensor.numel() for tensor in members))
         views = views_like(flat, members)
         torch._foreach_copy_(views, members)
-        dist.broadcast(flat, group=group, group_src=0)
+        dist.broadcast(flat.view(torch.uint8), group=group, group_src=0)  # no backend sends 16-bit integers
         torch._foreach_copy_(members, views)
+
+
+def own_elements(tensor: Tensor) -> Tensor:
+    """The elements of a tensor that lie apart in memory, as those of an expanded buffer do not."""
+    for axis, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[axis] > 1:
+            tensor = tensor.narrow(axis, 0, 1)
+    return tensor
 
 
 def describe(name: str, tensor: Tensor) -> str:
@@ -58,8 +67,10 @@ def check_dense(module: nn.Module) -> None:
 
 
 def check_in_memory(named: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise a ValueError that names a tensor on the meta device, if there is one."""
+    """Raise a ValueError that names a tensor that is sharded or on the meta device, if there is one."""
     for name, tensor in named:
+        if isinstance(tensor, DTensor):
+            raise ValueError(f"{name} is a DTensor, already sharded; allowed: unsharded parameters")
         if tensor.is_meta:
             raise ValueError(f"{name} is on the meta device; allowed: a module after to_empty(), with its weights")
 

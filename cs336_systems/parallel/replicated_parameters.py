@@ -17,6 +17,7 @@ from cs336_systems.parallel.distributed_parameters import (
     check_in_place,
     check_unchanged,
     give_gradient,
+    is_differentiable,
     local_part,
     outside_parameter,
 )
@@ -67,7 +68,7 @@ class ReplicatedParameters:
             assert local is not None
             outside = outside_parameter(local.detach(), Replicate(), mesh, like=local)
             self._replicas.append(Replica(name, owners, local, outside, local_part(outside)))
-            if local.is_floating_point():
+            if is_differentiable(local):
                 trained = local.requires_grad
                 local.requires_grad_().register_post_accumulate_grad_hook(on_arrival)
                 local.requires_grad_(trained)

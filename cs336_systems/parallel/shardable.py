@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from cs336_systems.parallel.ownership import check_separate
 from cs336_systems.parallel.replicas import check_in_memory
@@ -24,9 +23,6 @@ def check(module: nn.Module, compute_dtype: torch.dtype | None) -> None:
     for name, part in module.named_modules():
         check_part(name or "the module", part, compute_dtype)
     named = [*module.named_parameters(), *module.named_buffers()]
-    for name, tensor in named:
-        if isinstance(tensor, DTensor):
-            raise ValueError(f"{name} is a DTensor, already sharded; allowed: an unsharded module")
     check_in_memory(named)
     check_separate(list(module.named_parameters()))
 

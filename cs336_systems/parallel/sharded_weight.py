@@ -12,7 +12,13 @@ from torch.distributed.tensor import Shard
 
 from cs336_systems.parallel.collectives import all_gather_single, averaging, reduce_scatter_single
 from cs336_systems.parallel.communication_stream import Transfer, Waitable, as_one_call
-from cs336_systems.parallel.distributed_parameters import check_unchanged, give_gradient, local_part, outside_parameter
+from cs336_systems.parallel.distributed_parameters import (
+    check_unchanged,
+    give_gradient,
+    is_differentiable,
+    local_part,
+    outside_parameter,
+)
 from cs336_systems.parallel.symmetric_memory import SymmetricMemory
 
 
@@ -27,8 +33,8 @@ class ShardedWeight:
     def __init__(self, name: str, parameter: nn.Parameter, compute_dtype: torch.dtype | None, mesh: DeviceMesh):
         """Copy this rank's rows of a parameter, [rows, ...], the same on all ranks of a mesh of one dimension.
 
-        The whole weight and its gradient have `compute_dtype` (None: the parameter's); the shard, and the gradient that
-        the optimizer sees, keep the parameter's. Error messages contain `name`.
+        The whole weight and its gradient have `compute_dtype`, if they are floating-point and it is not None; the
+        shard, and the gradient that the optimizer sees, keep the parameter's. Error messages contain `name`.
         """
         self.name = name
         self.shape = parameter.shape
@@ -39,10 +45,11 @@ class ShardedWeight:
         self.shard = outside_parameter(rows, Shard(0), mesh, like=parameter)
         """The parameter that `parameters()` returns: a DTensor of the whole weight's shape, with this rank's rows."""
         self._dtype = parameter.dtype
+        cast = compute_dtype if parameter.is_floating_point() else None
         padded = parameter.new_empty(
-            self._ranks * self._rows * math.prod(self.shape[1:]), dtype=compute_dtype, requires_grad=False
+            self._ranks * self._rows * math.prod(self.shape[1:]), dtype=cast, requires_grad=False
         )
-        self.whole = nn.Parameter(padded[: parameter.numel()].view(self.shape), parameter.is_floating_point())
+        self.whole = nn.Parameter(padded[: parameter.numel()].view(self.shape), is_differentiable(parameter))
         self._padded = padded.data  # It has its own version counter, so autograd does not see gathering as a change.
         self._place = self.place_of_rank(self._padded)
         self._own_rows = self._place[: rows.numel()].view(rows.shape)

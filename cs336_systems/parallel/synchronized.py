@@ -15,14 +15,20 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.nn.parallel import DistributedDataParallel
+
+from cs336_systems.parallel.wrapped_module import WrappedModule
 
 # The ids of the parameters that each object holds, as long as it exists. A weak reference to a parameter would prevent
 # swapping it, as Module.to_empty does with DTensors.
 _synchronizers: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
 _users: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
 _names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+_registrations = 0
 
 
 def synchronizer_of(parameter: Tensor) -> object | None:
@@ -38,9 +44,48 @@ def synchronizer_of(parameter: Tensor) -> object | None:
     return _holder(_synchronizers, parameter)
 
 
-def synchronizes(wrapper: object, parameters: Iterable[Tensor]) -> None:
-    """Record that `wrapper`, which holds these parameters, averages their gradients as long as it exists."""
-    _synchronizers[wrapper] = {id(parameter) for parameter in parameters}
+def synchronizes(wrapper: nn.Module, parameters: Iterable[Tensor]) -> None:
+    """Record that `wrapper`, which holds these parameters, averages their gradients as long as it exists.
+
+    Others that average one of them raise an error if they are used.
+    """
+    ids = {id(parameter) for parameter in parameters}
+    for other, theirs in list(_synchronizers.items()):
+        if other is not wrapper and not ids.isdisjoint(theirs):
+            _retire(other, wrapper)
+    _synchronizers[wrapper] = ids
+
+
+def _retire(older: nn.Module, wrapper: nn.Module) -> None:
+    if isinstance(older, WrappedModule):
+        older.retire(type(wrapper).__name__)
+        del _synchronizers[older]
+        return
+    newer = weakref.ref(wrapper)
+
+    def refuse(*_: object) -> None:
+        if newer() is not None:
+            raise RuntimeError(
+                f"a {type(newer()).__name__} averages the gradients of this {type(older).__name__}'s module, too; "
+                "allowed: only the last wrapper of a module"
+            )
+
+    older.register_forward_pre_hook(refuse)
+
+
+def check_unwrapped(module: nn.Module) -> None:
+    """Raise a ValueError if a part of a module is a wrapper that averages gradients."""
+    for name, part in module.named_modules():
+        if isinstance(part, (WrappedModule, DistributedDataParallel)):
+            raise ValueError(
+                f"{name or 'the module'} is a {type(part).__name__}, which averages gradients; allowed: the module in "
+                "it"
+            )
+
+
+def registrations() -> int:
+    """How often any module of this process has been given a parameter or a module."""
+    return _registrations
 
 
 def check_not_used_up(parameters: Iterable[Tensor], wrapper: str) -> None:
@@ -94,15 +139,23 @@ def _holder(holders: Mapping[Any, set[int]], parameter: Tensor) -> object | None
     return next((holder for holder, ids in holders.items() if id(parameter) in ids), None)
 
 
+def _count(*_: object) -> None:
+    global _registrations
+    _registrations += 1
+
+
 def _note_torch_ddp(module: nn.Module, name: str, child: Any) -> None:
     """Record PyTorch's DDP when its module is set; its C++ hooks cannot be seen."""
     if isinstance(module, DistributedDataParallel) and name == "module":
+        check_unwrapped(child)
         ignored = getattr(child, "_ddp_params_and_buffers_to_ignore", ())
         averaged = [p for key, p in child.named_parameters() if p.requires_grad and key not in ignored]
         check_not_used_up(averaged, "DistributedDataParallel")
         synchronizes(module, averaged)
 
 
+register_module_module_registration_hook(_count)
+register_module_parameter_registration_hook(_count)
 register_module_module_registration_hook(_note_torch_ddp)
 if dist.is_available() and dist.is_initialized():  # else there is no DDP yet
     for thing in gc.get_objects():

@@ -20,7 +20,6 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import LBFGS, Adafactor, Optimizer, SparseAdam
 
 from cs336_systems.limits import ALIGNMENT
@@ -331,8 +330,6 @@ def check_units(units: Sequence[Sequence[nn.Parameter]]) -> None:
     for name, parameter in named:
         if not parameter.requires_grad:
             raise ValueError(f"{name} is frozen; allowed: parameters that require a gradient")
-        if isinstance(parameter, DTensor):
-            raise ValueError(f"{name} is a DTensor, already sharded; allowed: unsharded parameters")
     check_in_memory(named)
     check_separate(named)
 

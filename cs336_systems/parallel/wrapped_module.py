@@ -12,6 +12,8 @@ class WrappedModule(nn.Module):
 
     _arrived: Any = False
     """Whether gradients wait for `finish_gradient_synchronization`."""
+    _retired_by = ""
+    """The class of the wrapper that now averages the gradients, if the module was wrapped again."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
@@ -29,6 +31,17 @@ class WrappedModule(nn.Module):
 
     def _attribute(self, name: str) -> Any:
         return getattr(self.module, name)
+
+    def retire(self, by: str) -> None:
+        """Stop averaging gradients, since a wrapper of another class or object does; later use raises an error."""
+        self._retired_by = by
+
+    def _check_in_use(self) -> None:
+        if self._retired_by:
+            raise RuntimeError(
+                f"the module of this {type(self).__name__} was wrapped again, by a {self._retired_by}; allowed: only "
+                "the last wrapper of a module"
+            )
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

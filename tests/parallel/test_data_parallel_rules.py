@@ -11,9 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.parametrizations import weight_norm
 
 from cs336_systems.parallel import data_parallel
 from cs336_systems.parallel.data_parallel import BucketedDataParallel
+from cs336_systems.parallel.fsdp import FullyShardedDataParallel
 from tests.support.ranks import on_all_ranks
 from tests.support.wrappers import WRAPPERS, same_on_all_ranks
 
@@ -31,6 +34,8 @@ class Buffers(nn.Module):
         self.frozen = nn.Parameter(torch.randn(4), requires_grad=False)
         self.register_buffer("mask", torch.randn(11) > 0)
         self.register_buffer("table", torch.randn(2, 3), persistent=False)
+        self.register_buffer("int16", torch.randint(99, (3,), dtype=torch.int16))
+        self.register_buffer("expanded", torch.randn(3).expand(2, 3), persistent=False)
 
 
 @every_wrapper
@@ -96,6 +101,54 @@ def test_ranks_that_differ_are_refused_on_all_of_them(device, difference):
     *makers, sentence = DIFFERENT[difference]
     with pytest.raises(ValueError, match=f"^the ranks' models differ: rank 0 has .*{sentence}; allowed: the same"):
         BucketedDataParallel(makers[dist.get_rank()]().to(device), bucket_size_mb=1)
+
+
+CHANGES = {
+    "parameter": (lambda module: setattr(module, "scale", nn.Parameter(torch.ones(3))), "^scale was added or replaced"),
+    "layer": (lambda module: module.append(nn.Linear(3, 3)), r"^2\.weight was added or replaced after"),
+    "parametrized": (lambda module: weight_norm(module[0]), r"^0\.parametrizations\.weight\.original0 was added"),
+    "assigned": (lambda module: module.load_state_dict(module.state_dict(), assign=True), None),
+    "thawed": (lambda module: module.frozen.requires_grad_(), "^frozen was frozen when it was wrapped"),
+    "cast": (lambda module: module[0].double(), r"^0\.bias was torch\.float32 on .* and is torch\.float64 on"),
+}
+"""Changes of a wrapped module, each with the error that refuses it."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@every_wrapper
+@on_all_ranks
+def test_a_module_that_changed_is_refused(device, wrapper, change):
+    module = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3)).to(device)
+    wrapped = WRAPPERS[wrapper](module)
+    x = torch.ones(2, 5, device=device)
+    module.frozen = nn.Parameter(torch.ones(1), requires_grad=False)  # harmless
+    module.forward = lambda x: module[1](module[0](x))
+    wrapped(x)
+    change, sentence = CHANGES[change]
+    change(module)
+    with pytest.raises(RuntimeError, match=sentence or "was added or replaced"):
+        wrapped(x)
+
+
+@every_wrapper
+@on_all_ranks
+def test_only_the_last_wrapper_of_a_module_averages(device, wrapper):
+    module = nn.Linear(5, 3).to(device)
+    x = torch.full((2, 5), dist.get_rank() + 1.0, device=device)
+    for older in (BucketedDataParallel(module), DistributedDataParallel(module)):
+        newer = WRAPPERS[wrapper](module)
+        newer(x).sum().backward()
+        newer.finish_gradient_synchronization()
+        assert (module.weight.grad == 3).all()
+        module.zero_grad()
+        with pytest.raises(RuntimeError, match="allowed: only the last wrapper of a module"):
+            older(x)
+        for wrap in (WRAPPERS[wrapper], FullyShardedDataParallel, DistributedDataParallel):
+            with pytest.raises(ValueError, match=r"^the module is a .*, which averages gradients; allowed: the module"):
+                wrap(older)
+        del newer, older
+    with pytest.raises(ValueError, match=r"^0\.weight is a DTensor, already sharded|^0 is a FullySharded"):
+        WRAPPERS[wrapper](nn.Sequential(FullyShardedDataParallel(module)))
 
 
 @on_all_ranks

@@ -153,6 +153,27 @@ def test_training_is_that_of_data_parallelism_to_the_bit(device, name, together)
     check_training(device, name, together)
 
 
+@on_all_ranks
+def test_weights_that_are_complex_or_integers_are_not_cast(device):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.complex = nn.Linear(3, 5, bias=False, dtype=torch.complex64)
+            self.numbers = Linear(3, 5)
+            self.numbers.weight = nn.Parameter(2**24 + torch.arange(15).view(5, 3), requires_grad=False)
+
+        def forward(self, x):
+            return self.complex(x.cfloat()).abs().square().sum() * self.numbers(torch.ones_like(x, dtype=int)).sum()
+
+    alone = Model().to(device)
+    fsdp = FullyShardedDataParallel(copy.deepcopy(alone), torch.bfloat16)
+    replicated = FlatDataParallel(alone)
+    for model in (fsdp, replicated):
+        model(torch.full((2, 3), dist.get_rank() + 1.0, device=device)).backward()
+        model.finish_gradient_synchronization()
+    assert_same({"complex": fsdp.complex.weight.grad.full_tensor()}, {"complex": alone.complex.weight.grad})
+
+
 def cast_layers(module, dtype):
     """For each parameter of a layer its cast copy, the same one where it is tied."""
     layers = [part for part in module.modules() if isinstance(part, nn.Linear | nn.Embedding | Linear)]
