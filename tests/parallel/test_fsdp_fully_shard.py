@@ -278,8 +278,8 @@ def test_what_cannot_be_wrapped_is_refused(device):
 CHANGES = {
     r"^(norm|up)\.weight became torch\.float64 on .* after wrapping; allow": lambda fsdp: fsdp.to(torch.float64),
     r"^(norm|up)\.weight became torch\.float16 on .* after wrapping; a": lambda fsdp: fsdp.module.half(),
-    r"^up\.weight was replaced after wrapping; allowed: ": lambda fsdp: replace(fsdp.module.up),
-    r"^norm\.weight was replaced after wrapping; allowed: ": lambda fsdp: replace(fsdp.module.norm),
+    r"^up\.weight was added or replaced after wrapping; allowed: ": lambda fsdp: replace(fsdp.module.up),
+    r"^norm\.weight was added or replaced after wrapping; allowed: ": lambda fsdp: replace(fsdp.module.norm),
     r"^up\.weight has a hook of `register_hook`, which would never run: .*; allowed: ": (
         lambda fsdp: fsdp.module.up.weight.register_hook(torch.neg)
     ),
