@@ -3,7 +3,9 @@
 Launch: cs336-systems fit --size 2.7B
 """
 
+import argparse
 import importlib.util
+import re
 import runpy
 import signal
 import sys
@@ -79,7 +81,27 @@ def snakemake(arguments: Sequence[str]) -> None:
         refuse("there is no Snakefile in this folder; allowed: a clone of cs336-systems")
     if importlib.util.find_spec("snakemake") is None:
         refuse("snakemake is not installed; run pip install 'cs336-systems[report]'")
+    check_configuration(arguments)
+    # Instead of a hundred lines of usage.
+    argparse.ArgumentParser.error = lambda _, message: refuse(f"{message}; --help lists what is allowed")  # type: ignore
     run("snakemake", arguments)
+
+
+def check_configuration(arguments: Sequence[str]) -> None:
+    """Refuse what Snakemake answers with a traceback: files that are no configuration, and words without a key."""
+    from cs336_systems.yaml_file import read_mapping
+
+    option = ""
+    for argument in arguments:
+        if argument.startswith("-"):
+            option = argument
+        elif option in ("--config", "-C") and not re.match(r"[A-Za-z_]\w*=", argument):
+            refuse(f"{option} is followed by {argument!r}; allowed: KEY=VALUE, and targets before {option}")
+        elif option in ("--configfile", "--configfiles"):
+            try:
+                read_mapping(Path(argument))
+            except ValueError as error:
+                refuse(str(error))
 
 
 def refuse(sentence: str, status: int = 2) -> NoReturn:

@@ -51,6 +51,9 @@ def test_help_names_every_command(run):
         (["fit", "--price", "2,50"], "fit: Error parsing --price: no type matching {None}|FLOAT could be instantiated"),
         (["fit", "--precision", "BF16"], "fit: invalid choice 'BF16' for argument '--precision'. Expected one of ("),
         (["fit", "extra"], "fit: Unrecognized options: extra; `cs336-systems fit --help` lists what is allowed"),
+        (["plan", "--config", "scale=quick", "writeup"], "--config is followed by 'writeup'; allowed: KEY=VALUE, and"),
+        (["plan", "--configfile", "nosuch.yaml"], "nosuch.yaml: No such file or directory"),
+        (["report", "--configfile", "README.md"], "README.md"),
         (["measure", "flash", "--d", "nine"], "measure flash: Error parsing --d: Could not find valid parse for"),
     ],
 )
@@ -73,6 +76,13 @@ def test_a_report_needs_a_clone(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sentence = "cs336-systems: there is no Snakefile in this folder; allowed: a clone of cs336-systems\n"
     assert run("card") == (2, "", sentence)
+
+
+def test_an_unknown_option_of_snakemake_gets_one_sentence():
+    command = [*COMMAND, "plan", "--machine", "H200"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr == "cs336-systems: unrecognized arguments: --machine; --help lists what is allowed\n"
 
 
 def test_report_makes_only_the_targets_that_it_is_given():

@@ -42,7 +42,7 @@ from cs336_systems.record import provenance
 from cs336_systems.record.machine import detect
 from cs336_systems.record.measurement import WHOLE_CELL, Measurement
 from cs336_systems.record.revisions import as_text, contenders_of, revisions_of
-from cs336_systems.record.rows import make_row, parameters, reserved, write_job
+from cs336_systems.record.rows import check_replaceable, make_row, parameters, reserved, write_job
 from cs336_systems.record.validation import Row
 from cs336_systems.run.kept_cells import keep, kept_cells, say_out_of_memory
 from cs336_systems.run.progress import describe, finished_line
@@ -89,6 +89,7 @@ def main(experiment: type[E], measure: Measure[E]) -> None:
             device = device_of_rank(cells, machine, rank)
             kept = kept_cells()
             if options.output and rank.number == 0:
+                check_replaceable(options.output)
                 until_written.enter_context(reserved(options.output, len(cells)))
         except ValueError as error:
             if rank.number == 0:

@@ -59,10 +59,17 @@ def labels_of(name: str) -> list[str]:
     return list(dict.fromkeys(labels))
 
 
+def is_folder(path: Path) -> bool:
+    """Whether a path is a folder; unlike `Path.is_dir`, false for a name that is too long."""
+    with contextlib.suppress(OSError):
+        return path.is_dir()
+    return False
+
+
 def find(name: str) -> tuple[Path, Sequence[Path]]:
     """The folder of the CSV files that a name stands for, and the files; raises as `read_results` does."""
     labelled = [Path(parent, label) for label in labels_of(name) for parent in PARENTS]
-    folders = [Path(name)] if Path(name).is_dir() else [folder for folder in labelled if folder.is_dir()]
+    folders = [Path(name)] if is_folder(Path(name)) else [folder for folder in labelled if is_folder(folder)]
     if len(folders) > 1:
         both = " and ".join(map(str, folders))
         raise ValueError(f"{name} is the label of {both}; allowed: the path of one of them")

@@ -143,6 +143,12 @@ def reserved(path: Path, cells: int) -> Iterator[None]:
         yield
 
 
+def check_replaceable(path: Path) -> None:
+    """Raise a ValueError if a job's CSV would replace a file that no measurement wrote."""
+    if path.is_file() and path.stat().st_size and not digest_path(path).exists():
+        raise ValueError(f"output is {str(path)!r}, which no measurement wrote; allowed: a new file")
+
+
 def write_job(path: Path, experiment: type[Experiment], rows: Sequence[Row]) -> None:
     """Write a job's CSV and its digest. The digest is written first, so no CSV ever exists without one.
 

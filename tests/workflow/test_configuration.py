@@ -60,6 +60,8 @@ NOT_MEASURED = "nothing is measured where recorded is 'nvidia-h200'; allowed: al
         ("writeup", [], "results/cpu/raw has none of the planned results; allowed: `snakemake`, which measures"),
         ("compare", [], "with is 'none'; allowed: a label in results/ or recorded/, or a folder"),
         ("compare", ["with=nope"], "no results are named 'nope'; allowed: "),
+        ("compare", [f"with={'x' * 300}"], "no results are named 'xxx"),
+        ("verify", [f"students={'x' * 300}"], "--config: students is 'xxx"),
     ],
 )
 def test_what_snakemake_cannot_make_ends_in_a_sentence(project, target, changes, sentence):
