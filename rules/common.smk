@@ -226,7 +226,8 @@ def refused_if(condition, reason):
     If an input is missing, Snakemake takes an existing output as it is, or else quotes the missing name. So results
     from a machine with more GPUs stay, and `snakemake writeup` measures nothing.
     """
-    return [f"({reason})"] if condition else []
+    text = str(reason)  # as long as the name of a file may be
+    return [f"({text if len(text) < 240 else f'{text[:240]}…'})"] if condition else []
 
 
 NOT_MEASURED = refused_if(

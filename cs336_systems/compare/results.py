@@ -76,7 +76,7 @@ def find(name: str) -> tuple[Path, Sequence[Path]]:
     if not folders:
         labels = sorted({path.name for parent in PARENTS for path in Path(parent).glob("*") if raw_csvs(path)})
         raise ValueError(
-            f"no results are named {name!r}; allowed: a folder with raw/EXPERIMENT/JOB.csv, or a label: "
+            f"no results are named {name[:60]!r}; allowed: a folder with raw/EXPERIMENT/JOB.csv, or a label: "
             f"{', '.join(labels) or 'none is measured or recorded yet'}"
         )
     csvs = raw_csvs(folders[0])

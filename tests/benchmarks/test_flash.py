@@ -65,6 +65,7 @@ def test_an_unknown_implementation_is_one_sentence(command, capsys):
             r"largest in head 3, rows 64 to 127",
         ),
         ("raising", "skipped", "not timed: it raises ValueError: cannot do 4 heads"),
+        ("ending", "skipped", "not timed: it raises SystemExit: 0"),
         ("unsupported", "skipped", "not timed: it has no mask"),
         ("transposed", "skipped", r"not timed: its output is of shape \[4, 16, 192\], but q has shape \[4, 192, 16\]"),
         ("too_much", "oom", "CUDA out of memory.*"),

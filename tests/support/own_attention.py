@@ -1,5 +1,7 @@
 """Attention as users bring it: right, wrong in one place, and what raises."""
 
+import sys
+
 import torch
 from torch import Tensor
 
@@ -41,6 +43,11 @@ class WrongKeys(Right):
 def raising(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     """Raises."""
     raise ValueError(f"cannot do {len(q)} heads")
+
+
+def ending(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    """End the process, as a script does."""
+    sys.exit(0)
 
 
 def unsupported(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:

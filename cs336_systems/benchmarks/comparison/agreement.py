@@ -57,7 +57,7 @@ def available_on_all_ranks(attempt: Callable[[], T], *, own: bool = False) -> T:
         result = attempt()
     except Unavailable as error:
         reason = str(error)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if not own:
             raise
         reason = f"not timed: {in_words(error)}"

@@ -31,7 +31,7 @@ def errors_of_own_code(*, own: bool) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if not own or isinstance(error, Unavailable) or is_out_of_memory(error) or is_compiler_failure(error):
             raise
         if torch.cuda.is_initialized():
@@ -40,7 +40,7 @@ def errors_of_own_code(*, own: bool) -> Iterator[None]:
         raise Unavailable(f"not timed: {in_words(error)}") from error
 
 
-def in_words(error: Exception) -> str:
+def in_words(error: BaseException) -> str:
     """Describe an exception of a user's code: with its own message if something is not supported."""
     text = first_line(error) if str(error).strip() else ""
     if isinstance(error, NotImplementedError) and NO_BACKWARD in text:
