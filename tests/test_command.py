@@ -35,6 +35,9 @@ def test_help_names_every_command(run):
     _, stdout, _ = run("--help")
     listed = [line.split()[0] for line in stdout.splitlines() if line.startswith("  ")]
     assert listed == [*TARGETS, *MODULES]
+    status, stdout, _ = run("measure", "--help")
+    assert not status
+    assert "NAME is one of accumulation, " in stdout
 
 
 @pytest.mark.parametrize(
@@ -76,6 +79,14 @@ def test_a_report_needs_a_clone(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sentence = "cs336-systems: there is no Snakefile in this folder; allowed: a clone of cs336-systems\n"
     assert run("card") == (2, "", sentence)
+
+
+def test_a_model_that_ends_its_process_gets_one_sentence(tmp_path):
+    (tmp_path / "theirs.py").write_text("import os\nos._exit(0)\n")
+    command = [*COMMAND, "fit", "--model", "theirs:Model"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (2, "fit: the process of the model ended with exit status 0\n")
 
 
 def test_an_unknown_option_of_snakemake_gets_one_sentence():

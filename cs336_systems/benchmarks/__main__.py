@@ -10,8 +10,13 @@ from cs336_systems.experiments.registry import KINDS
 
 if __name__ == "__main__":
     name = "".join(sys.argv[1:2])
+    allowed = ", ".join(sorted(KINDS))
+    if name in ("-h", "--help"):
+        print(
+            f"cs336-systems measure NAME [OPTIONS]; --help after NAME lists its options.\n\nNAME is one of {allowed}."
+        )
+        sys.exit()
     if name not in KINDS:
-        allowed = ", ".join(sorted(KINDS))
         print(f"cs336-systems: measure: the experiment is {name!r}; allowed: {allowed}", file=sys.stderr)
         sys.exit(2)
     del sys.argv[1]

@@ -25,7 +25,6 @@ from cs336_systems.fit.presets import PRESETS
 from cs336_systems.fit.verdict import predict
 from cs336_systems.measure.gpus import listed
 from cs336_systems.options import parse
-from cs336_systems.run.failure import describe_end
 from cs336_systems.sizes import parse_size
 
 
@@ -122,7 +121,8 @@ def in_a_child(arguments: Sequence[str]) -> NoReturn:
     with contextlib.suppress(BlockingIOError):
         if os.read(read, 4) or status == -signal.SIGPIPE:  # of `head`, which has read enough
             sys.exit(status)
-    print(f"fit: the process of the model {describe_end(status)}", file=sys.stderr)
+    how = f"ended with exit status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
+    print(f"fit: the process of the model {how}", file=sys.stderr)
     sys.exit(2)
 
 

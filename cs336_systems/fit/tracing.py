@@ -25,7 +25,6 @@ from torch.utils.flop_counter import flop_registry
 from cs336_systems.accounting.step_work import DIAGONAL, HEAD_TILE
 from cs336_systems.accounting.units import FP32_BYTES
 from cs336_systems.fit.as_on_gpu import AsOnGpu
-from cs336_systems.run.failure import printable
 
 Precision = Literal["fp32", "autocast", "bf16", "sharded"]
 """autocast: bf16 over fp32 weights; bf16: bf16 weights too; sharded: all in bf16 but RMSNorm, as FSDP computes."""
@@ -174,7 +173,7 @@ def meta_errors(what: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        text = printable((str(error).splitlines() or [""])[0])
+        text = "".join(filter(str.isprintable, (str(error).splitlines() or [""])[0]))
         reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
         raise ValueError(f"the model cannot be {what} on the meta device: {reason[:300]}") from None
 
