@@ -70,6 +70,7 @@ def find(name: str) -> tuple[Path, Sequence[Path]]:
     """The folder of the CSV files that a name stands for, and the files; raises as `read_results` does."""
     labelled = [Path(parent, label) for label in labels_of(name) for parent in PARENTS]
     folders = [Path(name)] if is_folder(Path(name)) else [folder for folder in labelled if is_folder(folder)]
+    folders = [folder for folder in folders if raw_csvs(folder)] or folders  # not one that has only logs
     if len(folders) > 1:
         both = " and ".join(map(str, folders))
         raise ValueError(f"{name} is the label of {both}; allowed: the path of one of them")

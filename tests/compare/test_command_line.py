@@ -71,6 +71,11 @@ def test_bad_input_is_one_sentence(folders, capsys, arguments, sentence):
     assert error.count("\n") == 1
 
 
+def test_a_folder_that_has_only_logs_is_not_meant(folders, capsys):
+    (folders / "recorded/two/logs").mkdir(parents=True)
+    assert main(["two", "slow"]) != 2, capsys.readouterr().err
+
+
 def test_damaged_and_ambiguous_folders_are_refused(folders, capsys):
     path = folders / "slow/raw/flash/leaderboard.csv"
     path.write_bytes(path.read_bytes()[:-200])
