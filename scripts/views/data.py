@@ -41,8 +41,9 @@ def load_file(experiment: str, path: Path, mtime_ns: int) -> DataFrame:
     return frame(experiment, read_table(EXPERIMENTS[experiment], path))
 
 
-def load_recorded(raw: Path) -> dict[str, DataFrame]:
-    """All tables of a recorded machine from the folder of its jobs' CSV files, as `load` returns them."""
+@cache
+def load_recorded(raw: Path) -> Mapping[str, DataFrame]:
+    """All tables of a recorded machine from the folder of its jobs' CSV files, as `load` returns them; read once."""
     paths = {name: sorted((raw / name).glob("*.csv")) for name in EXPERIMENTS}
     return {name: frame(name, read_jobs(EXPERIMENTS[name], csvs)) for name, csvs in paths.items()}
 
