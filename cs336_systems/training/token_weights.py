@@ -83,11 +83,10 @@ def means_over_tokens(loss: Tensor) -> tuple[list[tuple[Tensor, int]], str | Non
 
 def _is_opaque(node: Any) -> bool:
     """Whether a node may be of any computation: compiled, checkpointed, or of somebody's autograd function."""
-    if not isinstance(node, BackwardCFunction):
-        return False
     function: Any = getattr(node, "_forward_cls", None)
     known = getattr(function, "__module__", "").partition(".")[0] in ("torch", "cs336_systems")
-    return node.name() == COMPILED or function is CheckpointFunction or not known
+    is_function = isinstance(node, BackwardCFunction)
+    return is_function and (node.name() == COMPILED or function is CheckpointFunction or not known)
 
 
 def _check_scalar(loss: Tensor) -> None:
