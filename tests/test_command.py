@@ -81,14 +81,6 @@ def test_a_report_needs_a_clone(run, tmp_path, monkeypatch):
     assert run("card") == (2, "", sentence)
 
 
-def test_a_model_that_ends_its_process_gets_one_sentence(tmp_path):
-    (tmp_path / "theirs.py").write_text("import os\nos._exit(0)\n")
-    command = [*COMMAND, "fit", "--model", "theirs:Model"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (2, "fit: the process of the model ended with exit status 0\n")
-
-
 def test_an_unknown_option_of_snakemake_gets_one_sentence():
     command = [*COMMAND, "plan", "--machine", "H200"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

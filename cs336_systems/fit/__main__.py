@@ -3,16 +3,13 @@
 Launch: python -m cs336_systems.fit --model llama-3-8b --context 8192 --gpus 8
 """
 
-import contextlib
 import importlib.util
 import json
-import os
-import signal
 import sys
 import typing
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import tyro
 
@@ -105,27 +102,5 @@ def traced(question: Question) -> Answer:
     )
 
 
-def in_a_child(arguments: Sequence[str]) -> NoReturn:
-    """Run `main` in another process, since a user's module may end its process without a word."""
-    read, write = os.pipe()
-    if (child := os.fork()) == 0:
-        try:
-            main(arguments)
-        finally:
-            os.write(write, b"said")
-        sys.exit()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child says that it was interrupted
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    os.close(write)
-    os.set_blocking(read, False)  # a process that the module left behind may keep the other end
-    with contextlib.suppress(BlockingIOError):
-        if os.read(read, 4) or status == -signal.SIGPIPE:  # of `head`, which has read enough
-            sys.exit(status)
-    how = f"ended with exit status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
-    print(f"fit: the process of the model {how}", file=sys.stderr)
-    sys.exit(2)
-
-
 if __name__ == "__main__":
-    names_a_class = any(":" in argument for argument in sys.argv[1:])
-    (in_a_child if names_a_class else main)(sys.argv[1:])
+    main(sys.argv[1:])
