@@ -47,11 +47,12 @@ def synchronizer_of(parameter: Tensor) -> object | None:
 def synchronizes(wrapper: nn.Module, parameters: Iterable[Tensor]) -> None:
     """Record that `wrapper`, which holds these parameters, averages their gradients as long as it exists.
 
-    Others that average one of them raise an error if they are used.
+    Others that average one of them raise an error if they are used; two of PyTorch's are its own affair.
     """
     ids = {id(parameter) for parameter in parameters}
     for other, theirs in list(_synchronizers.items()):
-        if other is not wrapper and not ids.isdisjoint(theirs):
+        of_this_library = isinstance(other, WrappedModule) or isinstance(wrapper, WrappedModule)
+        if other is not wrapper and of_this_library and not ids.isdisjoint(theirs):
             _retire(other, wrapper)
     _synchronizers[wrapper] = ids
 
@@ -73,10 +74,10 @@ def _retire(older: nn.Module, wrapper: nn.Module) -> None:
     older.register_forward_pre_hook(refuse)
 
 
-def check_unwrapped(module: nn.Module) -> None:
+def check_unwrapped(module: nn.Module, wrappers: tuple[type, ...] = (WrappedModule, DistributedDataParallel)) -> None:
     """Raise a ValueError if a part of a module is a wrapper that averages gradients."""
     for name, part in module.named_modules():
-        if isinstance(part, (WrappedModule, DistributedDataParallel)):
+        if isinstance(part, wrappers):
             raise ValueError(
                 f"{name or 'the module'} is a {type(part).__name__}, which averages gradients; allowed: the module in "
                 "it"
@@ -147,7 +148,7 @@ def _count(*_: object) -> None:
 def _note_torch_ddp(module: nn.Module, name: str, child: Any) -> None:
     """Record PyTorch's DDP when its module is set; its C++ hooks cannot be seen."""
     if isinstance(module, DistributedDataParallel) and name == "module":
-        check_unwrapped(child)
+        check_unwrapped(child, (WrappedModule,))
         ignored = getattr(child, "_ddp_params_and_buffers_to_ignore", ())
         averaged = [p for key, p in child.named_parameters() if p.requires_grad and key not in ignored]
         check_not_used_up(averaged, "DistributedDataParallel")
