@@ -71,8 +71,7 @@ def memory(table: DataFrame, cells: DataFrame) -> Answer:
     return Answer(
         asked="Memory",
         verdict=facts.say(
-            "At {n} tokens, d = {d}, the scores’ softmax is {share:percent} of the memory in use before the backward "
-            "pass.",
+            "At {n} tokens, d = {d}, the scores’ softmax is {share:percent} of the memory in use before backward.",
             share=FP32_BYTES * batch * sequence**2 / MIB / expected,
         ),
         more=facts.say(

@@ -123,7 +123,7 @@ def training(close: DataFrame, plain: DataFrame, unit: str) -> Answer:
     return Answer(
         asked=ASKED["training"],
         verdict=facts.say(
-            "Matmuls' share of time {moves} {shares:listing} ({close[label]}, context {close[context]}).",
+            "Matmuls' share {moves} {shares:listing} ({close[label]}, context {close[context]}).",
             moves="falls" if all(new["matmul"] < old["matmul"] for old, new in whole.values()) else "goes",
             shares=[
                 say("from {old[matmul]:percent} to {new[matmul]:percent} in {name}", old=old, new=new, name=name)

@@ -81,7 +81,7 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
     return Answer(
         asked=ASKED["longest"].replace("kernel", unit),
         verdict=say(
-            f"At context {here['context'].iloc[0]} the forward pass's top {unit} is a matmul "
+            f"At context {here['context'].iloc[0]} the top forward {unit} is a matmul "
             + ("in {names:listing} ({label})." if single and hits["sum"].all() else "at {hits:listing}."),
             hits=[
                 say("{hits} of {all} in {name}", hits=int(row["sum"]), all=count(int(row["size"]), "size"), name=name)
@@ -124,8 +124,7 @@ def others(close: DataFrame, unit: str) -> Answer:
     return Answer(
         asked=asked,
         verdict=say(
-            "Of inference's {unit} time, non-matmul {unit}s take {lost:listing} ({close[label]}, context "
-            "{close[context]}).",
+            "Of inference's {unit} time, non-matmuls take {lost:listing} ({close[label]}, context {close[context]}).",
             unit=unit,
             lost=[say("{rest:percent} in {name}", rest=1 - part["matmul"], name=name) for name, part in parts.items()],
             close=close.iloc[0],
@@ -206,8 +205,8 @@ def softmax(here: DataFrame, close: DataFrame) -> Answer:
     return Answer(
         asked=ASKED["softmax"],
         verdict=say(
-            "The softmax takes {row[time]:times} the time of attention's matmuls for {row[flops]:percent} of their "
-            "FLOPs ({row[label]}, {row[precision]}, context {row[context]}).",
+            "The softmax takes {row[time]:times} the matmuls' time for {row[flops]:percent} of their FLOPs "
+            "({row[label]}, {row[precision]}, context {row[context]}).",
             row=last(quoted),
         ),
         more=say(
