@@ -83,7 +83,7 @@ def snakemake(arguments: Sequence[str]) -> None:
         refuse("snakemake is not installed; run pip install 'cs336-systems[report]'")
     check_configuration(arguments)
     # Instead of a hundred lines of usage.
-    argparse.ArgumentParser.error = lambda _, message: refuse(f"{message}; --help lists what is allowed")  # type: ignore
+    argparse.ArgumentParser.error = lambda _, message: refuse(f"{message}; --help lists what is allowed")  # type: ignore[method-assign, assignment]
     run("snakemake", arguments)
 
 

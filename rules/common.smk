@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 
-from cs336_systems.compare.results import find, is_folder
+from cs336_systems.compare.results import find
 from cs336_systems.config import AUTO, NONE, QUICK, as_in_a_file, set_by
 from cs336_systems.fit.planned import describe_too_large
 from cs336_systems.handed_over import handed_over
@@ -50,9 +50,8 @@ CLASS = config["students"]
 COMPARED_WITH = str(config["with"])
 IMPORT_S = 120  # time limit for importing a user's modules
 # The file that names each student's implementations.
-STUDENTS = []
-if CLASS != NONE and is_folder(Path(CLASS)):
-    STUDENTS = [str(file) for file in map(handed_over, sorted(Path(CLASS).glob("*/"))) if file]
+STUDENT_FOLDERS = sorted(Path(CLASS).glob("*/")) if CLASS != NONE and os.path.isdir(CLASS) else []
+STUDENTS = [str(file) for file in map(handed_over, STUDENT_FOLDERS) if file]
 if CLASS != NONE and not STUDENTS:
     raise Refused(
         f"{set_by(SOURCES, ['students'])}: students is '{CLASS}'; "

@@ -130,12 +130,12 @@ class DataParallel(WrappedModule, ABC):
         # `module.to()` moves all parameters alike.
         dtypes, device = [parameter.dtype for parameter in self._trainable], self._trainable[0].device
         if dtypes != self._dtypes or device != self._device_of_first:
-            index = next((i for i, (a, b) in enumerate(zip(dtypes, self._dtypes, strict=True)) if a != b), 0)
-            before, now = (
-                f"{dtype[index]} on {place}"
-                for dtype, place in ((self._dtypes, self._device_of_first), (dtypes, device))
+            kinds = [*zip(self._names, self._dtypes, dtypes, strict=True)]
+            name, before, now = next((kind for kind in kinds if kind[1] != kind[2]), kinds[0])
+            raise RuntimeError(
+                f"{name} was {before} on {self._device_of_first} when it was wrapped, and is {now} on {device}: "
+                "wrap it again"
             )
-            raise RuntimeError(f"{self._names[index]} was {before} when it was wrapped, and is {now}: wrap it again")
         for name, parameter in self._frozen:
             if parameter.requires_grad:
                 raise RuntimeError(f"{name} was frozen when it was wrapped, and requires a gradient: wrap it again")

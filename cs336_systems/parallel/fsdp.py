@@ -117,7 +117,7 @@ class FullyShardedDataParallel(WrappedModule):
         check_not_used_up(module.parameters(), type(self).__name__)
         self._compute_dtype = compute_dtype
         replicate(module, process_group)
-        synchronizes(self, module.parameters())
+        synchronizes(self, module.parameters())  # an older wrapper is known by parameters that become shards
         group = process_group or dist.group.WORLD
         assert group is not None
         self._group = group

@@ -199,6 +199,13 @@ def values(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
+def relative(off: float, size: float) -> float:
+    """An error's norm relative to that of the right value; 0 if it may be rounding."""
+    if off <= ROUNDING:
+        return 0.0
+    return off / size if size else math.inf
+
+
 def off_the_way(weights: Mapping[str, Tensor], alone: Alone, tolerance: float, what: str) -> str:
     """The largest deviation of weights from a single process's; empty if there is none."""
     worst, reason = 0.0, ""
@@ -207,9 +214,9 @@ def off_the_way(weights: Mapping[str, Tensor], alone: Alone, tolerance: float, w
             shape = list(weights[name].shape) if name in weights else "missing"
             return f"{what} {name} is {shape}, not {list(right.shape)}"
         way, off = (right - alone.start[name]).norm().item(), (weights[name].float() - right).norm().item()
-        if way == 0 and off > 0:
+        if way == 0 and off != 0:
             return f"{what} {name} has changed, although it has no gradient"
-        error = 0.0 if way == 0 or off <= ROUNDING else off / way
+        error = relative(off, way)
         if not error <= max(tolerance, worst):
             worst = error
             reason = (
@@ -234,9 +241,8 @@ def check_data_parallel(case: Case, given: Given, answers: list[Answer]) -> Find
         for name, right in alone.gradients.items():
             if name not in gradients:
                 return failed(f"{name} has no gradient, {at}")
-            off = (gradients[name] - right).norm()
-            error = off / right.norm()
-            if not (off <= ROUNDING or error <= FP32_WAY):
+            error = relative((gradients[name] - right).norm().item(), right.norm().item())
+            if not error <= FP32_WAY:
                 size = (gradients[name].norm() / right.norm()).item()
                 summed = ", as a sum over ranks is" if abs(size - case.ranks) < 1e-2 else ""
                 return failed(

@@ -149,8 +149,7 @@ def closed_form(by_segment: DataFrame, row: Series) -> Typst:
     use, best = peak(step), best_segment(step)
     return say(
         "Weights, gradients and AdamW's moments take {state:GiB} of the lowest peak with {row[attention]} attention. "
-        "A block saves {times:sig} times "
-        "its input"
+        "A block saves {times:sig} times its input"
         + (", so longer segments need more memory, although fewer inputs are kept" if best == 1 else "")
         + "; the closed form's best length is {best}.",
         "Measured peaks (@fig-checkpoint_memory) differ from the closed form by at most {error:percent}.",
