@@ -9,6 +9,9 @@ from yaml import MappingNode, Node, ScalarNode
 MOST_VALUES = 100_000
 """Maximum number of values in one file, with expanded aliases: many times the configuration's."""
 
+MOST_LEVELS = 100
+"""Maximum depth of lists and keys in one file. Python's own limit is not one: libraries raise it."""
+
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """Read a YAML file with keys at its top level.
@@ -27,8 +30,8 @@ def read_yaml(path: Path) -> Any:
     """The content of a YAML file.
 
     Raises:
-        ValueError: it cannot be read, is not YAML, or has a duplicate key, a recursive alias, or aliases that expand to
-            too much, in one sentence with line and column.
+        ValueError: it cannot be read, is not YAML, or has a duplicate key, a recursive alias, aliases that expand to
+            too much, or too many levels, in one sentence with line and column.
     """
     try:
         loader = yaml.CSafeLoader(path.read_bytes())
@@ -40,8 +43,6 @@ def read_yaml(path: Path) -> Any:
         return loader.construct_document(node)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
-    except RecursionError:
-        raise ValueError(f"{path}: it is nested too deeply; allowed: keys with their values") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -50,13 +51,15 @@ def read_yaml(path: Path) -> Any:
         raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
 
 
-def _count_values(loader: yaml.CSafeLoader, node: Node, counts: dict[Node, int | None]) -> int:
+def _count_values(loader: yaml.CSafeLoader, node: Node, counts: dict[Node, int | None], level: int = 0) -> int:
     """Count a node's values, aliases expanded; None in `counts` marks nodes that are being counted."""
     if node in counts:
         count = counts[node]
         if count is None:
             raise yaml.MarkedYAMLError(problem="a recursive alias", problem_mark=node.start_mark)
         return count
+    if level > MOST_LEVELS:
+        raise yaml.MarkedYAMLError(problem=f"nested deeper than {MOST_LEVELS} levels", problem_mark=node.start_mark)
     counts[node] = None
     children: list[Node] = []
     if isinstance(node, MappingNode):
@@ -66,7 +69,7 @@ def _count_values(loader: yaml.CSafeLoader, node: Node, counts: dict[Node, int |
         children = node.value
     elif isinstance(node, ScalarNode):
         _check_scalar(loader, node)
-    counts[node] = total = 1 + sum(_count_values(loader, child, counts) for child in children)
+    counts[node] = total = 1 + sum(_count_values(loader, child, counts, level + 1) for child in children)
     return total
 
 

@@ -28,7 +28,8 @@ BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
         ("a: !!timestamp x\n", "x.yaml, line 1, column 4: 'x' is not a valid timestamp"),
         ("a: !!bool x\n", "x.yaml, line 1, column 4: 'x' is not a valid bool"),
         (f"a: {'9' * 5000}\n", f"x.yaml, line 1, column 4: '{'9' * 40}' is not a valid int"),
-        (f"a: {'[' * 900}{']' * 900}\n", "x.yaml: it is nested too deeply"),
+        (f"a: {'[' * 900}{']' * 900}\n", "x.yaml, line 1, column 104: nested deeper than 100 levels"),
+        (f"a: {'[' * 5000}{']' * 5000}\n", "exceeded maximum nesting depth"),
     ],
 )
 def test_a_mistake_is_answered_in_a_sentence(tmp_path, text, complaint):
