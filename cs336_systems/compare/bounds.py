@@ -86,7 +86,7 @@ def device_bound(cell: Cell, row: Row) -> bool | None:
     share = busy_share(cell, row)
     if share is not None:
         return not host_bound(1.0, share)
-    if cell.experiment.name in ("flash", "flash_ablation"):
+    if cell.experiment.name == "flash":
         host = cell.median("host")
         if host is not None:
             return not host_bound(row.median or 0.0, host=host / 1e3)

@@ -136,12 +136,6 @@ CONTENDERS = (
         builder=f"{_BUILDERS}:tiled",
         emphasized=True,
     ),
-    AttentionContender(
-        name="tiled_compiled",
-        title="ours (PyTorch), compiled",
-        about="the same, compiled",
-        builder=f"{_BUILDERS}:tiled_compiled",
-    ),
 )
 """All contenders, in the order of tables and legends."""
 

@@ -38,10 +38,9 @@ class Leaderboard(Experiment):
         "training.test_sharded_step",
     )
 
-    part: Literal["step", "rank", "one_card"] = "step"
+    part: Literal["step", "rank"] = "step"
     """step: the whole step, on all processes. rank: the work of one of two ranks without the other: all layers on its
-    own sequences, the loss, and the update of half of the weights. one_card: the same with the update of all weights,
-    which is a full step with half of the sequences."""
+    own sequences, the loss, and the update of half of the weights."""
     processes: Annotated[int, Ge(1), Le(2)] = 2  # type: ignore[misc]  # a class variable of experiments that do not vary it
     """Number of processes that measure together, one per GPU if there are GPUs; they communicate only in a step."""
     size: Size = "8B:d_model=4096,d_ff=11008,num_layers=34,num_heads=32"
@@ -63,7 +62,7 @@ class Leaderboard(Experiment):
     @property
     def ranks(self) -> int:
         """Ranks that share the update."""
-        return {"step": self.processes, "rank": RANKS, "one_card": 1}[self.part]
+        return self.processes if self.part == "step" else RANKS
 
     def setting(self, free: float = 0.0, *, on_gpu: bool = True) -> Setting:
         """A rank's step; if `recomputed` is AUTO, with as few recomputed blocks as `free` bytes allow."""

@@ -233,11 +233,6 @@ METRICS: dict[str, dict[str, Metric]] = {
         "launches": Metric("", "Kernels, copies and fills that both passes launch", counts=True),
         "rounding": Metric("dtype", "TF32, if your fp32 implementation is only as exact as TF32"),
     },
-    "flash_ablation": {
-        "forward": Metric("ms", "Forward pass, with do_bench", timed=True),
-        "backward": Metric("ms", "Backward pass from random gradients of the output", timed=True),
-        "backward_of_sum": Metric("ms", "Backward pass from the gradients of a sum, which are all ones", timed=True),
-    },
     "fsdp": {
         **_STEPS,
         **_OBSERVED,

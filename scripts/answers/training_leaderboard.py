@@ -24,11 +24,7 @@ CELL = {
     "status": "ok",
 }
 """The leaderboard's step, of one rank."""
-PARTS = {
-    "step": "the step on two GPUs",
-    "rank": "one rank's part alone",
-    "one_card": "one sequence and all weights, on one GPU",
-}
+PARTS = {"step": "the step on two GPUs", "rank": "one rank's part alone"}
 """Parts of the experiment, and their names for readers."""
 UNITS = {
     "step": 1e-3,
@@ -95,7 +91,6 @@ def measured(tables: Tables, parts: DataFrame) -> Answer:
     verdicts = {
         "step": "On two {gpu}s the step takes {row[step]:s}; the record, on two {board}s, is {record:s}.",
         "rank": "A rank's part takes {row[step]:s} on one {gpu}; the record, on two {board}s, is {record:s}.",
-        "one_card": "One sequence takes {row[step]:s} on one {gpu}, including the update of all weights.",
     }
     return Answer(
         asked="Time",

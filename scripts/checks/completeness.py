@@ -10,7 +10,7 @@ from scripts.checks import Case, Cases, check, name_row
 from scripts.views.cells import in_words
 from scripts.views.completeness import kinds_of, missing_metrics
 
-DIFFER = ("flash_ablation", "data_parallel", "optimizer_sharding", "fsdp", "training_ladder")
+DIFFER = ("data_parallel", "optimizer_sharding", "fsdp", "training_ladder")
 """Experiments whose contenders have different metrics."""
 
 

@@ -28,7 +28,7 @@ from cs336_systems.sizes import parse_size
 from scripts.checks import TOLERANCE, Check
 from scripts.checks.law import Expected, Law, Reading, Statement
 from scripts.views.accumulated import accumulated
-from scripts.views.attention_calls import OURS, PASSES
+from scripts.views.attention_calls import PASSES
 from scripts.views.cells import cell_of, declared
 from scripts.views.closed_forms import block_of, flops_of, held_by_training, model_of, saved_by, step_of
 from scripts.views.comparison import KINDS
@@ -272,25 +272,6 @@ def while_busy(it: Reading) -> Expected:
     """
     alone = it.row["gpu"] and it.row.get("processes", 1) == 1
     return (0.0, it.of(WHOLES[it.row["metric"]], "median")) if alone else None
-
-
-def same_shape(it: Reading, experiment: str, **wanted: object) -> float:
-    """The median of an ablated pass's time in rows of the same shape, ms."""
-    shape = {name: it.row[name] for name in ("sequence", "d", "heads", "precision")}
-    return float(select(it.tables[experiment], metric=it.row["metric"], **shape, **wanted)["median"].median())
-
-
-def in_the_comparison(it: Reading) -> Expected:
-    """The time of our kernels in the comparison; in bf16 at least that time: the kernels for Hopper are used because
-    they are faster.
-    """
-    usual = same_shape(it, "flash", implementation=OURS, batch_size=1, causal=True)
-    return usual, math.inf if it.row["precision"] == "bf16" else usual
-
-
-def as_they_are(it: Reading) -> Expected:
-    """At least the time of the kernels with nothing reverted, ms."""
-    return None if it.row["without"] == "nothing" else (same_shape(it, "flash_ablation", without="nothing"), math.inf)
 
 
 def time_of_its_own(it: Reading) -> Expected:
@@ -570,11 +551,6 @@ LAWS = {
     "a step without communication takes at least its computation time, and at most its profiled time": [
         Law(name, "step", as_profiled, SAME_WORK, column="median") for name in WITH_BASELINE
     ],
-    "with nothing reverted, the Triton kernels take as long as ours in the comparison of implementations; in bf16, at "
-    "least as long, as ours may be other kernels": [
-        Law("flash_ablation", each, in_the_comparison, GPU, column="median", where={"without": "nothing"})
-        for each in ("forward", "backward")
-    ],
     "no step, and no attention pass, is faster than its matmuls at the data sheet's dense peak": [
         *(Law(name, "step", at_the_peak, column="median") for name in STEPS),
         *(
@@ -609,9 +585,6 @@ LAWS = {
     ],
     "if a long repetition lowers the GPU's clock, its power is near the limit: nothing else throttles it": [
         Law("flash", f"handout_{POWER}", power_at_a_low_clock, column="median"),
-    ],
-    "no pass is faster with a design decision of the kernels reverted": [
-        Law("flash_ablation", each, as_they_are, GPU, column="median") for each in ("forward", "backward")
     ],
 }
 """Laws by the sentence that they check together."""

@@ -16,9 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from cs336_systems.attention.chip import H200
-from cs336_systems.attention.tile_config import forward_tiles
-from cs336_systems.benchmarks import flash_ablation, memory_profile
+from cs336_systems.benchmarks import memory_profile
 from cs336_systems.benchmarks.command_line import device_of_rank, resolve_device
 from cs336_systems.experiments.base import make_cell
 from cs336_systems.experiments.registry import EXPERIMENTS
@@ -44,7 +42,6 @@ BASE = {
     "data_parallel": MODEL | ONE_STEP | {"rounds": 1},
     "end_to_end": MODEL | ONE_STEP | {"cold_start": True},
     "flash": {"sequence": 9, "d": 6, "precision": "fp32", "implementation": "plain"},
-    "flash_ablation": {"sequence": 9, "d": 6, "heads": 2, "precision": "fp32"},
     "kernel_profile": MODEL | ONE_STEP | {"mode": "inference"},
     "leaderboard": MODEL | {"part": "rank", "steps": 1},
     "memory_profile": MODEL,
@@ -124,12 +121,6 @@ def scores(cell, device):
     return *seen.last("_softmax").output, seen.named("bmm")[0].inputs[0][-1], seen.last("_softmax").dtype
 
 
-def queries(cell, device):
-    """The shape and type of the ablation's queries; only a GPU runs its kernels."""
-    q = flash_ablation.make_inputs(cell, device)[0]
-    return *q.shape, q.dtype
-
-
 def graphs(cell, device):
     """Whether graphs are captured and run; nothing is compiled from them."""
     captured, whole = [], torch.compile
@@ -161,25 +152,6 @@ def connected_by(cell, device):
         return connect.call_args.args[0]
 
 
-def timed_kernels(cell, device):
-    """How the tiles that the ablation times differ from the usual ones, the products' precision, and for how long."""
-    usual, launched = forward_tiles(H200, True, 64, 16384, 16384, True), []
-    changed = flash_ablation.forward_without(cell.without, usual)
-
-    def launch(*how):
-        launched.append(how)
-        return {}
-
-    with (
-        mock.patch.object(flash_ablation, "summarize"),
-        mock.patch("triton.testing.do_bench", side_effect=lambda call, **_: call()) as bench,
-    ):
-        flash_ablation._time("forward", cell, flash_ablation.make_inputs(cell, device), launch, usual, changed)
-    ((tiles, precision),) = set(launched)  # what is compared is what is timed
-    differences = {name for name, value in vars(usual).items() if getattr(tiles, name) != value}
-    return differences | {precision}, bench.call_args.kwargs["rep"]
-
-
 def first_rep(cell, device):
     """For how many milliseconds a GPU times the first pass."""
     import triton.testing  # not on every machine
@@ -207,10 +179,6 @@ TOGETHER = {
     "flash": (
         {"sequence": 11, "d": 8, "heads": 3, "batch_size": 2, "precision": "bf16"},
         *(scores, (1, 1, 9, 9, 6, FP32), (2, 3, 11, 11, 8, BF16)),
-    ),
-    "flash_ablation": (
-        {"sequence": 11, "d": 8, "heads": 3, "precision": "bf16"},
-        *(queries, (1, 2, 9, 6, FP32), (1, 3, 11, 8, BF16)),
     ),
 }
 """Changes of several parameters, which one fact shows at once, and that fact before and after them."""
@@ -249,16 +217,6 @@ VALUES = {
         "rep": {20: 20, 200: 200},
         "implementation": ("plain", "tiled", "sdpa_flash"),
     },
-    "flash_ablation": {
-        "rep": {20: 20, 30: 30},
-        "without": {
-            "nothing": {None},
-            "block_outer": {None, "block_m"},
-            "block_inner": {None, "block_n"},
-            "bf16x6": {"tf32x3"},
-            "matrix_units": {"ieee"},
-        },
-    },
     "kernel_profile": {
         "model": MODELS,
         "attention": ATTENTIONS,
@@ -267,7 +225,7 @@ VALUES = {
         **COUNTS,
     },
     "leaderboard": {
-        "part": ("step", "rank", "one_card"),
+        "part": ("step", "rank"),
         "size": (TINY, OTHER),
         "context": (6, 7),
         "batch_size": (3, 4),
@@ -284,8 +242,6 @@ FACTS = {
     "backend": connected_by,
     "compiled": graphs,
     "compiled_call": graphs,
-    "rep": lambda *given: timed_kernels(*given)[1],
-    "without": lambda *given: timed_kernels(*given)[0],
     "flash rep": first_rep,
 }
 """Facts of other kinds, by parameter, or by experiment and parameter."""
@@ -317,7 +273,7 @@ def test_each_parameter_has_an_effect_to_be_seen(experiment):
 def cases(*, on_ranks):
     for experiment in sorted(EXPERIMENTS.keys() & VALUES.keys() & BASE.keys()):
         if (experiment in ON_RANKS) == on_ranks:
-            others = [*(["together"] * (experiment in TOGETHER)), *(["repeated"] * (experiment != "flash_ablation"))]
+            others = [*(["together"] * (experiment in TOGETHER)), "repeated"]
             for parameter in (*VALUES[experiment], *others):
                 marks = pytest.mark.gpu if f"{experiment} {parameter}" in ON_GPU else ()
                 yield pytest.param(experiment, parameter, marks=marks)

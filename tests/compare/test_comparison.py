@@ -127,7 +127,7 @@ def test_what_differs_is_stated_and_what_is_on_one_side_is_named(recorded, tmp_p
     compared = compare(recorded, results(tmp_path, JOBS[:2], newer))
     assert compared.differs == {"torch": ("2.11.0+cu130", "2.12.0+cu130")}
     assert compared.same_code == {"flash": False}
-    assert len(compared.only_a) == 12
+    assert len(compared.only_a) == 11
     assert any(name.startswith("end_to_end (size small, context 512, precision bf16") for name in compared.only_a)
 
 

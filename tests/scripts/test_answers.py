@@ -198,7 +198,7 @@ def test_two_ranks_follow_from_one_between_limits():
     assert len(plain(answer.verdict)) <= 100
 
 
-@pytest.mark.parametrize("part", ["step", "rank", "one_card"])
+@pytest.mark.parametrize("part", ["step", "rank"])
 def test_a_lost_step_and_one_of_another_size_leave_the_closed_forms(part):
     nothing = training_leaderboard.answers({"leaderboard": leaderboard(part)[:0]})["time"]
     for lost in (leaderboard(part, size="nano", context=64), leaderboard(part).query("metric != 'step'")):

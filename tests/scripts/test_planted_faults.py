@@ -35,6 +35,7 @@ TRAINED = {
     **{"mode": "train_step", "warmup": 5, "cold_start": False},
 }
 MEDIUM = TRAINED | {"size": "medium", "precision": "fp32"}
+ALONE = MEDIUM | {"size": "large"}
 SMALL = TRAINED | {"size": "small"}
 PROFILED = {"size": "small", "context": 512, "precision": "bf16", "attention": "plain", "mode": "train_step"}
 PASSES = ["forward", "forward_backward"]
@@ -44,7 +45,7 @@ PLAIN = {"compiled": False, "d": 64}
 SEGMENTS = {"attention": "flash", "segment": 4}
 FOLLOWED = {"context": 512, "precision": "bf16", "attention": "plain", "mode": "train_step"}
 UNCLASSIFIED = FOLLOWED | {"category": "allocator's rounding", "metric": ["at_peak", "most"]}
-BLOCK = {"context": 512, "precision": "bf16", "attention": "plain"}
+BLOCK = {"context": 2048, "precision": "bf16", "attention": "plain"}
 RANKS = {"processes": 2, "precision": "fp32", "compiled": False, "kind": ""}
 LARGE = PROFILED | {"size": "xl", "precision": "fp32", "compiled": False}
 SCORES = {
@@ -89,10 +90,10 @@ FAULTS = {
         drop(rows("flash", metric="wall", sequence=8192, **OURS)),
         drop(rows("kernel_profile", metric="stage_idle", stage="loss", **PROFILED)),
         drop(rows("training_ladder", metric="launches", rung="overlap", size="xl", part="steps")),
-        drop(rows("training_ladder", metric="floor", work="update", size="small", context=512)),
+        drop(rows("training_ladder", metric="floor", work="update", size="xl", context=1024)),
         put(rows("end_to_end", metric="build", **SMALL), status="skipped"),
         put(rows("end_to_end", metric="build", **SMALL), status="oom"),
-        swap(rows("end_to_end", **SMALL | {"mode": PASSES}), "mode", *PASSES),
+        swap(rows("end_to_end", **TRAINED | {"size": "large", "mode": PASSES}), "mode", *PASSES),
     ],
     "contenders": [
         (nudge(rows("data_parallel", metric="hidden", wrapper="bucketed"), 9), r"bucketed 1, .* ms, busy .* of"),
@@ -123,10 +124,10 @@ FAULTS = {
     ],
     "end_to_end": [
         (
-            put(rows("end_to_end", **MEDIUM | {"mode": "forward_backward"}, metric="backward"), p20=1e3),
-            "medium.* against",
+            put(rows("end_to_end", **ALONE | {"mode": "forward_backward"}, metric="backward"), p20=1e3),
+            "large.* against",
         ),
-        (put(rows("end_to_end", **MEDIUM | {"mode": "forward"}, metric="forward"), p20=1e-3), "medium.* against"),
+        (put(rows("end_to_end", **ALONE | {"mode": "forward"}, metric="forward"), p20=1e-3), "large.* against"),
     ],
     "fsdp": [
         (

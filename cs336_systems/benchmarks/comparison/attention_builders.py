@@ -58,11 +58,6 @@ def tiled(cell: Flash) -> AttentionCall:
     return _masked(TiledFlashAttention.apply, cell)
 
 
-def tiled_compiled(cell: Flash) -> AttentionCall:
-    """The same, compiled."""
-    return torch.compile(tiled(cell), dynamic=False)
-
-
 def plain(cell: Flash) -> AttentionCall:
     """Plain attention, with the score matrix in memory."""
     return functools.partial(plain_attention, is_causal=cell.causal)

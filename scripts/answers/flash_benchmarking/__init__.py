@@ -1,21 +1,19 @@
 """Answers to `flash_benchmarking`: our attention kernels against plain attention, the libraries, and in the model."""
 
-from scripts.answers.flash_benchmarking.ablation import ablation
 from scripts.answers.flash_benchmarking.against_plain import against_plain
 from scripts.answers.flash_benchmarking.in_the_model import in_the_model, most_gained
-from scripts.answers.flash_benchmarking.leaderboard import by_handout, leaderboard, next_to_the_fastest, ours_by_kernels
+from scripts.answers.flash_benchmarking.leaderboard import by_handout, leaderboard, next_to_the_fastest
 from scripts.answers.flash_benchmarking.peers import peers
 from scripts.rendering.answer import Answers, Tables, say
 from scripts.rendering.markup import Tile, Typst, milliseconds, times
 from scripts.views.attention_calls import OURS, availability, our_implementation, titles
 from scripts.views.attention_times import call_table
-from scripts.views.data import select
 from scripts.views.own import own_rows
 
 
 def answers(tables: Tables) -> Answers:
     """The section's answers."""
-    table, ablations, steps = tables["flash"], tables["flash_ablation"], tables["end_to_end"]
+    table, steps = tables["flash"], tables["end_to_end"]
     measured, cells = not availability(table), call_table(table)
     ours, names = our_implementation(table), titles(table)
     title = "our attention" if ours == OURS else "our tiled attention"
@@ -26,9 +24,8 @@ def answers(tables: Tables) -> Answers:
         "rep": int(table["rep"].min()) if measured else None,
         "against_plain": against_plain(table, cells, ours, title, "ours"),
         "peers": peers(table, cells),
-        "leaderboard": leaderboard(table, cells, ablations),
+        "leaderboard": leaderboard(table, cells),
         "in_the_model": in_the_model(steps),
-        "ablation": ablation(ablations, ours_by_kernels(select(table, compiled_call=True))),
         **{
             f"own_{place}": against_plain(table, cells, name, f"your {names[name]}", names[name])
             for place, name in enumerate(own, start=1)

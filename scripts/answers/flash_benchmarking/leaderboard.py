@@ -9,7 +9,7 @@ from cs336_systems.accounting.attention import flash_flops
 from cs336_systems.compare.speed import SAME
 from cs336_systems.experiments.flash import HANDOUT_REP, HANDOUT_WARMUP, contender_of
 from scripts.answers.flash_benchmarking.peers import LIBRARIES
-from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, say
+from scripts.rendering.answer import Answer, Captioned, Facts, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, Typst
 from scripts.views.attention_calls import OURS, titles, with_kernels_for_hopper
@@ -21,6 +21,7 @@ from scripts.views.verdicts import Speed, against
 COURSE_RECORD_MS = 5.364
 """Forward and backward at d 64 on one H100: the 2025 leaderboard's best entry."""
 REFERENCE_D = 64
+GLUON = "ours (Gluon)"
 BOARD: Columns = {
     "": "{title}",
     "medians / ms": {"forward": "{forward}", "backward": "{backward}", "both": "{both}"},
@@ -34,7 +35,7 @@ BOARD: Columns = {
 }
 
 
-def leaderboard(table: DataFrame, cells: DataFrame, ablations: DataFrame) -> Answer:
+def leaderboard(table: DataFrame, cells: DataFrame) -> Answer:
     """Both head dimensions, by every implementation."""
     rows, known = select(table, compiled_call=True), select(cells, compiled_call=True)
     if one(known, implementation=OURS, d=REFERENCE_D) is None:
@@ -69,7 +70,9 @@ def leaderboard(table: DataFrame, cells: DataFrame, ablations: DataFrame) -> Ans
             "Our time and the record follow the handout’s protocol: the mean over about {rep} s of calls after "
             "{warmup} s of warm-up, with accumulating gradients. The table's other columns are medians of calls on an "
             "idle, cooled GPU.",
-            by_triton(rows, ablations),
+            "Our kernels are in Gluon, Triton’s own lower-level language; the leaderboard asks for Triton."
+            if names[OURS] == GLUON
+            else "",
             rep=HANDOUT_REP // 1000,
             warmup=HANDOUT_WARMUP // 1000,
         ),
@@ -79,7 +82,7 @@ def leaderboard(table: DataFrame, cells: DataFrame, ablations: DataFrame) -> Ans
 def ours_by_kernels(rows: DataFrame) -> str:
     """The name of our implementation, with the language of its kernels if their names show it."""
     gluon = select(with_kernels_for_hopper(rows), metric="launches", implementation=OURS)["for_hopper"]
-    return "ours" if not len(gluon) or gluon.nunique() > 1 else "ours (Gluon)" if gluon.all() else "ours (Triton)"
+    return "ours" if not len(gluon) or gluon.nunique() > 1 else GLUON if gluon.all() else "ours (Triton)"
 
 
 def against_fastest(cells: DataFrame, d: int) -> tuple[str, Speed]:
@@ -129,21 +132,3 @@ def board_table(rows: DataFrame, known: DataFrame, names: dict[str, str]) -> Tab
 def by_handout(table: DataFrame, name: str = OURS) -> Series | None:
     """The time of an implementation by the handout's protocol."""
     return one(table, compiled_call=True, metric="handout", implementation=name, d=REFERENCE_D)
-
-
-def by_triton(rows: DataFrame, ablations: DataFrame) -> Typst:
-    """The times of the Triton kernels if those for Hopper ran: the leaderboard allows only Triton."""
-    if ours_by_kernels(rows) != "ours (Gluon)":
-        return NOTHING
-    shape = {name: rows.iloc[0][name] for name in ("sequence", "heads", "precision")}
-    usual = select(ablations, without="nothing", d=REFERENCE_D, **shape)
-    return say(
-        "Our kernels are in Gluon, Triton’s own lower-level language; the leaderboard asks for Triton.",
-        "At d = {d} the kernels in Triton alone, each pass timed separately, take {forward[median]:ms} forward and "
-        "{ones[median]:ms} backward, with all-ones output gradients, as in this table.",
-        "With random gradients, as in the table of design decisions, backward takes {random[median]:ms}.",
-        forward=one(usual, metric="forward"),
-        ones=one(usual, metric="backward_of_sum"),
-        random=one(usual, metric="backward"),
-        d=REFERENCE_D,
-    )
