@@ -37,7 +37,6 @@ def gain(table: DataFrame, rows: DataFrame, comparisons: Sequence[Duel]) -> Answ
     if not comparisons:
         return Answer("Against PyTorch", missing=why_missing(table, rows))
     own = comparisons[0].first
-    largest = max((duel.first for duel in comparisons), key=lambda row: int(row["processes"]))
     cell = select(rows, cell=comparisons[0].cell)
     buckets, overlapped = fastest(cell, ["bucketed"]), fastest(cell, ["overlapped"])
     return duel_answer(
@@ -51,7 +50,6 @@ def gain(table: DataFrame, rows: DataFrame, comparisons: Sequence[Duel]) -> Answ
             "With _overlapped_, which copies no gradients into buckets, the step loses {slowed[stretched]:ms} "
             "to additional compute time. Most of that likely comes from NCCL's kernels on the SMs, not from the bytes "
             "that are sent.",
-            limits(largest) if largest["cell"] != own["cell"] else "",
             "Symmetric memory takes {own[outside_memory]:gib} outside PyTorch's allocator ({own[cell]}).",
             yours(cell, {"our best": list(OURS), "PyTorch's best": PYTORCH}),
         ],

@@ -117,8 +117,8 @@ def whole(table: DataFrame, rows: DataFrame) -> Answer:
         why = "" if lost is None else f"Data parallelism was not measured: {estimated(lost['message'])}."
         return Answer("Against unsharded weights", missing=why or why_missing(table, rows))
     own, other, gain = comparisons[0].first, comparisons[0].other, comparisons[0].speed
-    state, plain = (first(select(rows, cell=own["cell"], contender=name)) for name in (SHARDED_STATE, BASELINE))
-    facts = Facts(own=own, other=other, state=state, plain=plain, share=gain.share)
+    state = first(select(rows, cell=own["cell"], contender=SHARDED_STATE))
+    facts = Facts(own=own, other=other, state=state, share=gain.share)
     less, more = "{share:percent} shorter than", "{share:percent} longer than"
     return Answer(
         asked="Against unsharded weights",
@@ -132,10 +132,6 @@ def whole(table: DataFrame, rows: DataFrame) -> Answer:
             if gain.faster is not None or gain.verdict == SAME
             else "",
             "Sharding only the optimizer state takes {state[memory]:gib} and {state[median]:ms}.",
-        ),
-        reason=facts.say(
-            "A rank that trains alone needs {plain[memory]:gib}; data parallelism adds "
-            "{other[memory] - plain[memory]:gib} of buffers in symmetric memory.",
         ),
     )
 

@@ -13,13 +13,12 @@ from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.limits import AHEAD
 from cs336_systems.measure.gpus import gpu_of
-from scripts.rendering.answer import NOTHING, Answer, Answers, Captioned, Facts, Tables, choose, say
+from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, choose, say
 from scripts.rendering.grid import Columns
 from scripts.views.closed_forms import contender_step
 from scripts.views.comparison import OWN, cells_of, contenders, device_bound, device_bound_if_any, fastest, first_cell
 from scripts.views.comparison_tables import contender_table, missing, setting
 from scripts.views.data import select
-from scripts.views.data_parallel import against_baseline
 from scripts.views.fsdp import OURS, SHARDED, by_block, sharded
 from scripts.views.units import memory_unit
 
@@ -131,7 +130,6 @@ def in_time(table: DataFrame, rows: DataFrame) -> Answer:
             "The first weights always come late, since no compute runs before them." if len(late) else "",
             "With the data sheet's $C$ and $W$ the condition above holds from {enough} tokens per GPU on "
             "({own[cell]}); here there are {tokens}.",
-            NOTHING if own is None else against_baseline(own, own["title"]),
             own=own,
             enough=None if own is None else least_tokens(own),
             tokens=None if own is None else int(own["batch_size"] * own["context"]),

@@ -3,7 +3,7 @@
 from pandas import DataFrame
 
 from cs336_systems.experiments.data_parallel import BASELINE
-from scripts.rendering.answer import Answer, Answers, Facts, Tables, choose, say
+from scripts.rendering.answer import Answer, Answers, Facts, Tables, choose
 from scripts.views.comparison import duels
 from scripts.views.comparison_tables import setting
 from scripts.views.data_parallel import every_wrapper, why_missing, wrappers
@@ -24,10 +24,8 @@ def share(table: DataFrame, rows: DataFrame) -> Answer:
     if not steps:
         return Answer("Step time and share", missing=why_missing(table, rows))
     naive = steps[0]
-    others = (say("{row[exposed] / row[median]:percent} ({row[cell]})", row=row) for row in steps[1:])
     facts = Facts(
         naive=naive,
-        others=list(filter(None, others)),
         idle=naive["idle"] if naive["idle"] > IDLE else None,
         microseconds=1e3 * naive["idle"] if naive["compiled"] and naive["idle"] > IDLE else None,
         uncovered=naive["uncovered"] if naive["hidden"] == 0 else None,
@@ -52,6 +50,5 @@ def share(table: DataFrame, rows: DataFrame) -> Answer:
             "_Naive_ all-reduces {naive[messages]:whole} gradients one by one, {naive[communicated]:size} in total.",
             "The additional idle time is {microseconds / naive[messages]:µs} per call on average ({naive[cell]}); its "
             "cause is not known.",
-            "In other settings exposed communication is {others:listing} of the step.",
         ),
     )

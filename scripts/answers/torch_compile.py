@@ -58,7 +58,7 @@ def attention(table: DataFrame) -> Answer:
     pairs = paired(table)
     if not len(pairs):
         return Answer("(a) Attention")
-    decided, waits = select(pairs, host_bound=False), select(pairs, host_bound=True)
+    decided = select(pairs, host_bound=False)
     speeds = [against(*(one_way(pair, way) for way in ("compiled", "eager"))) for _, pair in decided.iterrows()]
     row = last(decided)
     return Answer(
@@ -82,12 +82,6 @@ def attention(table: DataFrame) -> Answer:
             grid_table(table, TIMES, "median"),
             "Median times of plain attention, eager and compiled, by head dimension.",
             legend={"*": "*: host-bound, the device is busy for less than 90 % of the pass"},
-        ),
-        reason=say(
-            "In {cells} the eager or the compiled passes are host-bound; there, eager attention keeps the device busy "
-            "{work:span times} as long as compiled attention.",
-            cells=count(len(waits), "shape"),
-            work=least_and_most(waits["work"]),
         ),
     )
 

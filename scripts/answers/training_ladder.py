@@ -187,7 +187,7 @@ def sizes(rungs: DataFrame, extremes: list[DataFrame]) -> Answer:
     best = DataFrame(map(fastest, cells), columns=rungs.columns)
     best = best.assign(millijoules=1e3 * best["joules"])
     spans = {name: least_and_most(best[name].astype(float)) for name in ("over", "utilization")}
-    facts = Facts(**spans, cells=count(len(best), "cell"), wall=(best["step"] / best["device_busy"]).max())
+    facts = Facts(**spans, cells=count(len(best), "cell"))
     single, alone = len(best) == 1, sum(len(ladder) == 1 for ladder in cells)
     return Answer(
         asked="Against its parts" if single else "All sizes",
@@ -205,10 +205,7 @@ def sizes(rungs: DataFrame, extremes: list[DataFrame]) -> Answer:
             + ("." if best["first_steps"].notna().any() else ", in a longer run, whose steps may be slower."),
         ),
         reason=facts.say(
-            "It takes {wall:times} the device's busy time."
-            if single
-            else "A cell's fastest step takes {over:span times} the time of its parts alone, and at most {wall:times} "
-            "the device's busy time in a profiled step.",
+            "" if single else "A cell's fastest step takes {over:span times} the time of its parts alone.",
             YARDSTICK if spans["over"][0] < 1 else "",
             *(shape_of(row) for _, row in best.drop_duplicates("size").iterrows()),
             in_fp8(rungs, fastest(extremes[-1])) if extremes else "",

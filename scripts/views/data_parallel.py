@@ -109,13 +109,7 @@ def _outcome(duel: Duel) -> Typst:
     return say(words, gain=gain, cell=duel.cell)
 
 
-def against_baseline(row: Series, who: str) -> Typst:
-    """The parts of a contender's profiled step beyond the one without communication."""
-    against = f"the step without communication ({row['cell']})"
-    return difference(row, dict.fromkeys(PARTS, 0.0), who, against)
-
-
-def difference(row: Series, other: Series | Mapping[str, float], who: str, against: str) -> Typst:
+def difference(row: Series, other: Series, who: str, against: str) -> Typst:
     """The parts that are shorter in a contender's profiled step than in another's, and those that are longer."""
     changes = {what: row[part] - other[part] for part, what in PARTS.items()}
     saved = [say("{ms:ms} of {what}", ms=-ms, what=what) for what, ms in changes.items() if ms < -NOTICED]

@@ -3,12 +3,10 @@
 from pandas import DataFrame
 
 from cs336_systems.accounting.units import MIB
-from cs336_systems.measure import memory_timeline as of
 from cs336_systems.sizes import parse_size
-from scripts.rendering.answer import Answer, Captioned, Facts, count
+from scripts.rendering.answer import Answer, Captioned, Facts
 from scripts.rendering.grid import Columns, grid
 from scripts.views.data import select, statistic
-from scripts.views.units import GIB
 
 ASKED = {
     "timelines": "(a) Stages over time",
@@ -46,8 +44,7 @@ def largest(cell: DataFrame, context: int) -> Answer:
         ],
     )
     alike = rows[rows["mean"] == rows["mean"].iloc[0]]
-    kept = select(rows, category=of.ACTIVATIONS)
-    facts = Facts(row=rows.iloc[0], operators=list(alike["operator"]), kept=len(kept), context=context)
+    facts = Facts(row=rows.iloc[0], operators=list(alike["operator"]), context=context)
     return Answer(
         asked=ASKED["largest"],
         verdict=facts.say(
@@ -58,12 +55,6 @@ def largest(cell: DataFrame, context: int) -> Answer:
             grid(rows.head(SHOWN), GROUPS, text_columns=3),
             f"The largest allocations in the forward pass with a graph, {cell['label'].iloc[0]}, fp32, context "
             f"{context}, grouped by operator, line and size; number: per block × blocks; kept: for the backward pass.",
-        ),
-        reason=facts.say(
-            "Of the {groups} recorded, {kept} are kept for the backward pass ({size:GiB}); the others are released "
-            "before it begins.",
-            groups=count(len(rows), "group"),
-            size=float((kept["n"] * kept["mean"]).sum()) / GIB,
         ),
     )
 

@@ -7,7 +7,7 @@ from scripts.rendering.answer import Answer, Captioned, Facts, choose, count, sa
 from scripts.rendering.grid import NONE, grid
 from scripts.rendering.markup import Table, percent
 from scripts.views.closed_forms import FLASH, block_of, saved_by
-from scripts.views.data import flat, last, ratio, select, size_order
+from scripts.views.data import flat, last, select, size_order
 from scripts.views.units import BYTE
 
 CELL = ["context", "precision", "attention"]
@@ -26,7 +26,7 @@ def block(table: DataFrame) -> dict[str, Answer]:
     full = longest.iloc[0]
     most = last(select(rows_of(table, full), metric="saved").sort_values("mean"))
     sizes = {(row["precision"], row["attention"]): row["saved"] for _, row in longest.iterrows()}
-    plain, flash, low = (sizes.get(key) for key in (("fp32", "plain"), ("fp32", "flash"), ("bf16", "plain")))
+    plain, flash = (sizes.get(key) for key in (("fp32", "plain"), ("fp32", "flash")))
     exact = (cells["gradients"] - cells["expected"]).abs().dropna() < BYTE
     facts = Facts(full=full, context=context)
     return {
@@ -47,15 +47,6 @@ def block(table: DataFrame) -> dict[str, Answer]:
             reason=say(
                 "The softmax's result grows with the square of the context. FlashAttention saves one number per row "
                 "of scores instead.",
-                "Under autocast a block with plain attention saves {ratio:times} as much as in fp32 at context "
-                "{context}, without copies of weights: the softmax keeps its result in fp32, and the matmul keeps a "
-                "bf16 copy of it.",
-                "Autocast casts the normalized input separately for each linear layer: query, key, value, gate and "
-                "up each keep a copy."
-                if low
-                else "",
-                ratio=ratio(low, plain) if low and plain and low > plain else None,
-                context=context,
             ),
         ),
         "gradients": Answer(

@@ -7,7 +7,7 @@ from pandas import DataFrame
 from cs336_systems.compare.speed import host_bound
 from cs336_systems.sizes import size_name
 from scripts.answers.nsys_profile.kinds import ASKED, longest, others, softmax
-from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, choose, count, least_and_most, say
+from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, count, least_and_most, say
 from scripts.rendering.grid import NONE, Columns, grid
 from scripts.rendering.markup import Table
 from scripts.views.data import PRECISIONS, measured_gpu, reason, select, size_order, small_to_large
@@ -67,7 +67,6 @@ def forward_time(passes: DataFrame, close: DataFrame, unit: str) -> Answer:
     on_gpu, bound = unit == "kernel", passes["host_bound"].astype(bool)
     steady_cells, row = passes[~bound], close.iloc[0]
     gap = ((steady_cells["stage"] - steady_cells["forward"]).abs() / steady_cells["forward"]).dropna()
-    longest = steady_cells[["stage", "forward"]].max(axis=1) / steady_cells["stage_busy"]
     quoted = select(steady_cells, size=row["size"])
     facts = Facts(row=row, gap=least_and_most(gap), bound=int(bound.sum()) or None, all=len(passes))
     return Answer(
@@ -94,17 +93,14 @@ def forward_time(passes: DataFrame, close: DataFrame, unit: str) -> Answer:
             },
         ),
         reason=say(
-            choose(
-                on_gpu,
-                "By both clocks a device-bound pass takes at most {longest:times} the time of its kernels.",
-                "Operators were timed under the profiler, the stage without it, and the host's timer ran in another "
-                "process; other programs may have slowed any of them.",
-            ),
+            ""
+            if on_gpu
+            else "Operators were timed under the profiler, the stage without it, and the host's timer ran in another "
+            "process; other programs may have slowed any of them.",
             "In host-bound cells each clock measures how fast its process launches kernels, which differs between "
             "processes; compare the kernels' time there."
             if bound.any()
             else "",
-            longest=longest.max(),
         ),
         details="kernel_timeline",
     )

@@ -141,20 +141,16 @@ def others(close: DataFrame, unit: str) -> Answer:
 
 
 def limits(roof: DataFrame) -> Typst:
-    """The limits of a block's kernels, by the roofline."""
+    """The rates of a block's compute-bound kernels."""
     sentences = []
     for precision in PRECISIONS:
-        own = select(roof, precision=precision)
-        fast, moved = select(own, memory=False), select(own, memory=True)["of_bandwidth"]
+        fast = select(roof, precision=precision, memory=False)
         sentences += [
             say(
-                "In {precision}, {fast:listing} reach {rates:span percent} of the peak rate. For the others in "
-                "@fig-roofline, the roof is the memory bandwidth, of which they reach {moved:span percent}"
-                + ("; some of their bytes likely come from L2." if moved.max() > COPIED else "."),
+                "In {precision}, {fast:listing} reach {rates:span percent} of the peak rate.",
                 precision=precision,
                 fast=list(fast["kind"]),
                 rates=least_and_most(fast["of_peak"]),
-                moved=least_and_most(moved),
             )
         ]
     return say(*sentences)
