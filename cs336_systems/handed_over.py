@@ -51,8 +51,10 @@ def implementations_in(file: Path) -> Named:
     """The implementations that a file names, adapters or YAML.
 
     Raises:
-        ValueError: it is a link, cannot be read, or has other content, in one sentence.
+        ValueError: it is a link, does not exist, cannot be read, or has other content, in one sentence.
     """
+    if not file.exists():
+        raise ValueError(f"there is neither an {NAMES} nor a {ADAPTERS}")
     if file.is_symlink() or file.parent.is_symlink():
         raise ValueError(f"{file.name} is a symbolic link; allowed: a file")
     if file.name == ADAPTERS.name:

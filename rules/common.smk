@@ -19,7 +19,7 @@ from pathlib import Path
 from cs336_systems.compare.results import find
 from cs336_systems.config import AUTO, NONE, QUICK, as_in_a_file, set_by
 from cs336_systems.fit.planned import describe_too_large
-from cs336_systems.handed_over import handed_over
+from cs336_systems.handed_over import ADAPTERS, handed_over
 from cs336_systems.implementations import LOADED, family_of
 from cs336_systems.lifeline import announce_run
 from cs336_systems.plan import make_plan, other_models, plan_to_json
@@ -50,9 +50,9 @@ CLASS = config["students"]
 COMPARED_WITH = str(config["with"])
 IMPORT_S = 120  # time limit for importing a user's modules
 # The file that names each student's implementations.
-STUDENT_FOLDERS = sorted(Path(CLASS).glob("*/")) if CLASS != NONE and os.path.isdir(CLASS) else []
-STUDENTS = [str(file) for file in map(handed_over, STUDENT_FOLDERS) if file]
-if CLASS != NONE and not STUDENTS:
+STUDENT_FOLDERS = sorted(Path(CLASS).glob("[!._]*/")) if CLASS != NONE and os.path.isdir(CLASS) else []
+STUDENTS = [str(handed_over(folder) or folder / ADAPTERS) for folder in STUDENT_FOLDERS]
+if CLASS != NONE and not any(map(handed_over, STUDENT_FOLDERS)):
     raise Refused(
         f"{set_by(SOURCES, ['students'])}: students is '{CLASS}'; "
         "allowed: none, or a folder with one for each student, which has a tests/adapters.py or an implementations.yaml"

@@ -47,6 +47,7 @@ def test_a_class_gets_a_table_and_strictly_a_wrong_one_fails_the_run(tmp_path):
     edit(students / "bob/implementations.yaml", "attention:", "atention:")
     shutil.copytree(students / "ada", students / "eve")
     (students / "eve/flash.py").write_text("import os\ndef attention(q, k, v, is_causal):\n    os._exit(0)\n")
+    (students / "flo/src").mkdir(parents=True)
     printed = snakemake(folder, "verify", "--config", "students=examples/class", "strict=true", check=False)
     assert "; page: results/cpu/verify.html; and strict is true" in printed
     rows = verdicts(folder)
@@ -67,6 +68,7 @@ def test_a_class_gets_a_table_and_strictly_a_wrong_one_fails_the_run(tmp_path):
     assert "flash has no &#39;FlashAttention&#39;" in table
     assert "2 times as large as the mean over ranks, as a sum over ranks is" in table
     assert "implementations.yaml: unknown key &#39;atention&#39;; allowed: attention, data_parallel," in table
+    assert "there is neither an implementations.yaml nor a tests/adapters.py" in table
     assert "<th>sharded_optimizer</th>" not in table  # nobody has one
     assert {path.stem for path in (folder / "results/cpu/verify").iterdir()} == {
         path.name for path in students.iterdir()
