@@ -61,7 +61,7 @@ WRAPPERS: Mapping[str, Mapping[str, Any]] = {
 FIRST = Rung(name="fp32", title="fp32, eager")
 _AUTOCAST = replace(FIRST, name="autocast", title="bf16 autocast", precision="autocast")
 _ATTENTION = replace(_AUTOCAST, name="attention", title="our attention", attention="flash")
-_MASTERS = replace(_ATTENTION, name="masters", title="bf16 weights, fp32 masters", precision="bf16")
+_MASTERS = replace(_ATTENTION, name="masters", title="bf16 weights with fp32 masters", precision="bf16")
 _COMPILED = replace(_MASTERS, name="compiled", title="blocks compiled", passes="compiled")
 _FUSED = replace(_MASTERS, name="fused", title="fused passes and loss", passes="fused")
 _GRAPH = replace(_FUSED, name="graph", title="CUDA graph", graph=True)

@@ -132,7 +132,7 @@ def speed_answer(here: DataFrame, profile: DataFrame, *, on_gpu: bool) -> Answer
         )
         if len(here) > 1 and gains.min() >= 1
         else facts.say(
-            "In {slow}, forward and backward take {ratio:times} the {time} of {fast} ({small[label]}, context "
+            "Forward and backward take {ratio:times} as long in {slow} as in {fast} ({small[label]}, context "
             "{small[context]}).",
         )
         if len(here) == 1
@@ -173,9 +173,9 @@ def why(here: DataFrame, profile: DataFrame) -> Typst:
         return NOTHING
     matmuls, rest = (row[f"{each} fp32"] / row[f"{each} bf16"] for each in ("matmuls", "the rest"))
     return say(
-        "For {row[label]} at context {context}, matmuls take {row[matmuls fp32]:ms} in fp32 and {row[matmuls bf16]:ms} "
-        "in bf16; everything else, including autocast's casts, takes {row[the rest fp32]:ms} and "
-        "{row[the rest bf16]:ms}.",
+        "Under the profiler, for {row[label]} at context {context}, matmuls take {row[matmuls fp32]:ms} in fp32 and "
+        "{row[matmuls bf16]:ms} in bf16; everything else, including autocast's casts, takes {row[the rest fp32]:ms} "
+        "and {row[the rest bf16]:ms}.",
         "So the larger the share of matmuls, the more a model gains."
         if len(here) > 1 and matmuls > max(rest, 1)
         else "",

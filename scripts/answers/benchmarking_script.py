@@ -94,7 +94,7 @@ def times(table: DataFrame, eager: DataFrame) -> Answer:
             },
         ),
         reason=facts.say(
-            "Of the eager training steps at all contexts {bound:listing} are host-bound: the device is busy for less "
+            "Of the eager training steps at all contexts, {bound:listing} are host-bound: the device is busy for less "
             "than {share:percent} of the step and waits for launches, so the host lengthens these times.",
             share=HOST_BOUND,
         ),
@@ -113,11 +113,11 @@ def host_overhead(known: DataFrame) -> Answer:
         verdict=say(
             "Eager host-bound steps take {each:µs} per launch ({cells}).",
             each=slow["host"].median(),
-            cells=median_of(len(slow), "training step"),
+            cells=median_of(len(slow), "cell"),
         ),
         more=say(
-            "{row[label]}'s step in bf16 has {row[launches]:whole} launches.",
-            "torch.compile leaves {share:span percent} of the launches ({cells}); a CUDA graph needs only one.",
+            "{row[label]}'s step in bf16 at context {row[context]} has {row[launches]:whole} launches.",
+            "torch.compile leaves {share:span percent} of a step's launches ({cells}); a CUDA graph needs only one.",
             row=largest,
             share=least_and_most(both["launches_compiled"] / both["launches"]),
             cells=count(len(both), "cell"),
@@ -177,9 +177,11 @@ def warmup(table: DataFrame) -> Answer:
     return Answer(
         asked="(c) Warm-up",
         verdict=say(
-            "Without warm-up, the first step takes {extra:span ms} longer than the median step."
+            "Without warm-up, the first step takes {extra:span ms} more than the median ({row[precision]}, context "
+            "{row[context]})."
             if len(slower)
             else "Without warm-up, the first step takes {first:span ms}, a later one up to {most:ms}: no clear effect.",
+            row=at_once.iloc[0],
             extra=least_and_most(at_once["first_step"] - at_once["step"]),
             first=least_and_most(at_once["first_step"]),
             most=slowest_later(at_once).max(),

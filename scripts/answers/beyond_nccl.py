@@ -60,7 +60,7 @@ def gain(table: DataFrame, rows: DataFrame, comparisons: Sequence[Duel]) -> Answ
 def limits(row: Series) -> Typst:
     """The parts of a profiled step beyond the baseline's."""
     return say(
-        "In the profiled step, symmetric memory is limited by {row[stretched]:ms} of additional compute time and "
-        "{row[uncovered]:ms} of uncovered communication ({row[cell]}).",
+        "In the profiled step, symmetric memory loses {row[stretched]:ms} to additional compute time and "
+        "{row[uncovered]:ms} to uncovered communication ({row[cell]}).",
         row=row if row["stretched"] > NOTICED else None,
     )

@@ -107,8 +107,8 @@ def sharded() -> Answer:
             '$N > (16 P + A \\/ 2) \\/ ({memory:whole} "GB" - A \\/ 2)$.'
         ),
         facts.say(
-            "Activations take $A$ bytes. The state alone needs {alone}; from {most} tokens on, no number of devices "
-            "is enough.",
+            "Half of the activations, $A$ bytes, are sharded. The state alone needs {alone}; from {most} tokens on, no "
+            "number of devices is enough.",
             most=math.ceil(TPU_V5P.memory / (XXL.saved_bytes / 2)),
         ),
         results=closed_forms(head, body, "The fewest devices, for each assumption on what is sharded.", groups=groups),
@@ -141,7 +141,12 @@ def batch() -> Answer:
         "(c) Compute-bound",
         facts.say("The forward pass is compute-bound from {each} tokens per device on, {all} in total."),
         facts.say("If the two collectives run in turn, from {each_in_turn} and {in_turn}."),
-        results=closed_forms(head, body, "The smallest compute-bound batch in tokens, under several interpretations."),
+        results=closed_forms(
+            head,
+            body,
+            "The smallest compute-bound batch in tokens, under several interpretations. Overall: rounded up per "
+            "device, in the third row per rank.",
+        ),
     )
 
 

@@ -57,9 +57,9 @@ def in_less_memory(ladder: DataFrame) -> Typst:
     cell = wrapped_cell(ladder)
     whole, state, weights = (one(cell, rung=name) for name in ("data_parallel", "sharded", "fsdp"))
     return Facts(whole=whole, state=state, weights=weights).say(
-        "To save {whole[peak_memory] - state[peak_memory]:gib} per GPU, shard the optimizer and update in "
-        "backward: {state[step]:ms} per step, {whole[step]:ms} without ({whole[label]}, {whole[processes]} GPUs, "
-        "bf16, no CUDA graph).",
+        "Sharding the optimizer and updating in backward saves {whole[peak_memory] - state[peak_memory]:gib} per GPU: "
+        "{state[step]:ms}, {whole[step]:ms} with data parallelism ({whole[label]}, "
+        "{whole[processes]} GPUs, bf16, no CUDA graph).",
         "FSDP (compiled) saves {whole[peak_memory] - weights[peak_memory]:gib}: {weights[step]:ms}.",
     )
 
@@ -85,14 +85,13 @@ def weak_scaling(wrappers: DataFrame, best: Series | None, why: str) -> Answer:
     return Answer(
         asked="Weak scaling",
         missing=why,
-        verdict=facts.say("Weak scaling of {best[label]} reaches {cells:listing} {noun} with {wrapper}."),
+        verdict=facts.say("With {wrapper}, {best[label]} scales with an efficiency of {cells:listing} {noun}."),
         more=facts.say(
             "PyTorch's DDP reaches {others:listing}.",
             "The baseline is the same step without communication ({setting}).",
         ),
         results=["weak_scaling"] if best["gpu"] else [],
         details=[] if best["gpu"] else ["weak_scaling"],
-        reason="The profiled steps in @sec-naive_ddp_benchmarking show where the rest of the time goes.",
     )
 
 
@@ -107,7 +106,9 @@ def advice(ladder: DataFrame, best: Series | None, theirs: Series | None) -> Ans
         asked="What to do on this machine",
         missing="Cannot be decided: no "
         + ("device-bound training step was measured." if measured_gpu({"": ladder}) else "GPU was measured."),
-        verdict=facts.say("For {best[label]} on several GPUs, use the _{wrapper}_ wrapper" + graph + ".")
+        verdict=facts.say(
+            "For {best[label]} on up to {best[processes]} GPUs, use the _{wrapper}_ wrapper" + graph + "."
+        )
         or alone.say("For {label}, start with {must:listing}: no earlier rung fits.")
         or alone.say("Start with {most:listing}: nothing else shortens {label}'s step as much."),
         more=alone.say("Then add {rest:listing}.") if best is None else in_less_memory(ladder),

@@ -53,7 +53,6 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
     asked, best = swept[0], best_of(swept[0])
     holds = [in_between(sizes) for sizes in swept]
     over = sorted(duels(rows, ["bucketed"], ["overlapped"]), key=lambda duel: duel.speed.faster is None)
-    shortest = "a single call has" if best["messages"] == 1 else "{best[bucket_mb]} MB has"
     apart = asked["median"].max() / asked["median"].min()
     facts = Facts(
         best=best,
@@ -78,9 +77,9 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
                 if all(holds)
                 else "An intermediate size, {best[bucket_mb]} MB, is best with {best[median]:ms}",
                 "Unexpectedly, an extreme size is best: {best[bucket_mb]} MB, {best[median]:ms}",
-                "The size hardly matters: steps are within {apart:percent}"
+                "Unexpectedly, the size hardly matters: steps are within {apart:percent}"
                 if apart < LEAST
-                else f"No size is clearly best; {shortest} the shortest median, {{best[median]:ms}}",
+                else "No size is clearly best; {best[bucket_mb]} MB has the shortest median, {best[median]:ms}",
             )
             + " ({best[cell]})."
         ),
@@ -92,11 +91,11 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
         ),
         results="ddp_bucket_sizes" if any(sizes["exposed"].notna().any() for sizes in swept) else (),
         reason=facts.say(
-            "Best in other settings: {others:listing}.",
+            "Best elsewhere: {others:listing}.",
             same_calls(asked),
             "At {best[bucket_mb]} MB {slowed[exposed]:ms} are exposed ({slowed[cell]}); most of it is additional "
             "compute time, {slowed[stretched]:ms} in the profiled step.",
-            "Gradients are copied into buckets that hold several: {large[bucket_mb]} MB buckets take "
+            "A bucket of several gradients is a copy: {large[bucket_mb]} MB buckets take "
             "{large[peak_memory] - small[peak_memory]:gib} more memory than {small[bucket_mb]} MB buckets.",
             *(duel.speed.sentence("bucketed at its best", "overlapped", f"({duel.cell})") for duel in over[:1]),
             elsewhere(over),
@@ -151,8 +150,10 @@ def model(all_reduce: DataFrame, rows: DataFrame) -> Answer:
         reason=facts.say(
             "The gradients take {asked[communicated]:size}; the fit to all-reduces between {asked[processes]} "
             "processes gives a bandwidth of {asked[bandwidth]:GB/s} and an overhead of {asked[call]:µs}.",
-            "The model ignores that compute takes longer than without communication (_stretched_)."
+            "The model assumes a backward pass as long as sending, {send:ms}, and ignores that compute takes longer "
+            "than without communication (_stretched_)."
             if asked and asked["stretched"] > 0
             else "",
+            send=asked and asked["communicated"] / asked["bandwidth"],
         ),
     )

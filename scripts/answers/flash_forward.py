@@ -17,7 +17,7 @@ def answers(tables: Tables) -> Answers:
             "(a) In PyTorch",
             "An `autograd.Function` computes attention tile by tile, with an online softmax.",
             "It saves _Q_, _K_, _V_, _O_ and the log-sum-exp _L_ of each row of scores. The forward pass holds one "
-            "tile of a head's scores at a time.",
+            "tile of each head's scores at a time.",
         ),
         "fused": Answer(
             "(b) As one Triton kernel",

@@ -132,6 +132,7 @@ def whole(table: DataFrame, rows: DataFrame) -> Answer:
             if gain.faster is not None or gain.verdict == SAME
             else "",
             "Sharding only the optimizer state takes {state[memory]:gib} and {state[median]:ms}.",
+            "Memory: peak plus outside the allocator." if other["outside_memory"] > 0 else "",
         ),
     )
 
@@ -143,7 +144,7 @@ def largest(table: DataFrame, rows: DataFrame) -> Answer:
     trained = first_cell(shown)
     own = fastest(trained, OURS)
     if own is None:
-        none = "Not measured: only one model size was trained."
+        none = "Not measured: no larger model was trained."
         return Answer("A larger model", missing=none if len(rows) else missing(table))
     facts = Facts(
         own=own,

@@ -114,15 +114,15 @@ def in_time(table: DataFrame, rows: DataFrame) -> Answer:
             + " {late} of {blocks} units wait for weights, {own[late]:ms} in total ({own[cell]})."
         ),
         more=facts.say(
-            "The profiled forward pass takes {own[forward_length]:ms} (_{own[title]}_).",
+            "This is _{own[title]}_; its profiled forward pass takes {own[forward_length]:ms}.",
             "Cannot be decided for {cells:listing}: host-bound.",
             cells=list(passes[passes["host_bound"].astype(bool)]["cell"].unique()),
         ),
         results=[
             Captioned(
                 contender_table(FullyShardedTraining, table.iloc[:0], bound, WAITING),
-                "One profiled forward pass on rank 0: how long the device waits for weights, how long it pauses before "
-                "units for any reason, and the share of all-gather time that overlaps with compute.",
+                "One profiled forward pass of eager steps on rank 0: how long the device waits for weights, how long "
+                "it pauses before units for any reason, and the share of all-gather time that overlaps with compute.",
             ),
             "fsdp_gathers",
         ],
@@ -150,4 +150,6 @@ def not_profiled(table: DataFrame, rows: DataFrame) -> str:
     common = setting(rows)
     if common is None:
         return missing(table)
-    return "No device-bound forward pass was profiled." if common["gpu"] else "Not measured: a trace needs a GPU."
+    if common["gpu"]:
+        return "No device-bound forward pass was profiled."
+    return "Not measured: a trace of kernels needs a GPU."

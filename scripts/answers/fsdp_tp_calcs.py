@@ -21,15 +21,15 @@ STRATEGIES = [
         ]
     ),
 ]
-"""Strategy, pass; N times the FLOPs and the bytes sent per device; the maximum number of devices as a formula and in
-the example."""
+"""Strategy, pass; N times the FLOPs per device, N W times the seconds of communication; the maximum number of devices
+as a formula and in the example."""
 
 answers = limits(
     "With overlap, the limits multiply: $N <= (1 + B W\\/C)(1 + 3 F W\\/(2 C))$, {at_once} in the example.",
     "FLOPs are $6 B D F\\/N$, seconds of communication $max {{6 D F (X-1), 4 B D (Y-1)}}\\/(N W)$. Without "
     "overlap, the limit is {in_turn} ($X={x:sig}$, $Y={y:sig}$).",
     closed_forms(
-        ["strategy", "pass", "N × FLOPs per device", "N × bytes sent per device", "most devices", "example"],
+        ["strategy", "pass", "N × FLOPs per device", "N W × seconds of communication", "most devices", "example"],
         [
             [name, which, *(f"${form}$" for form in forms), math.floor(limit)]
             for name, which, *forms, limit in STRATEGIES

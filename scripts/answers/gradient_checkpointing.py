@@ -74,8 +74,8 @@ def strategy(by_segment: DataFrame) -> Answer:
             say(
                 "Strategies by closed form. Only input, all saved: the number of blocks with only the input, or with "
                 "all saved tensors, in memory at the peak; passes: forward passes of blocks in a step.",
-                "Last, the memory of the activations with each attention: {row[label]}, context {row[context]}, "
-                "{row[precision]}.",
+                "Memory: of the activations, with each attention ({row[label]}, context {row[context]}, "
+                "{row[precision]}).",
                 row=first(by_segment),
             ),
         ),
@@ -149,7 +149,7 @@ def closed_form(by_segment: DataFrame, row: Series) -> Typst:
     use, best = peak(step), best_segment(step)
     return say(
         "Weights, gradients and AdamW's moments take {state:GiB} of the lowest peak with {row[attention]} attention. "
-        "A block saves {times:sig} times its input"
+        "With it, a block saves {times:sig} times its input"
         + (", so longer segments need more memory, although fewer inputs are kept" if best == 1 else "")
         + "; the closed form's best length is {best}.",
         "Measured peaks (@fig-checkpoint_memory) differ from the closed form by at most {error:percent}.",

@@ -49,7 +49,7 @@ def answers(tables: Tables) -> Answers:
             ),
             reason=facts.say(
                 "fp16 has 10 bits of fraction: between 8 and 16 its numbers are 1/128 = 0.0078125 apart, so each "
-                "addition of 0.01 is rounded to such a step (the last one added {low[last_step]:sig}).",
+                "addition of 0.01 is rounded to such a step.",
                 "With an fp32 accumulator only the error of rounding 0.01 to fp16 remains, which is added every time"
                 + choose(
                     ratio(mixed["sum"], cast["sum"]) == 1,

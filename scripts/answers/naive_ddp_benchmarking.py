@@ -3,7 +3,8 @@
 from pandas import DataFrame
 
 from cs336_systems.experiments.data_parallel import BASELINE
-from scripts.rendering.answer import Answer, Answers, Facts, Tables, choose
+from scripts.rendering.answer import Answer, Answers, Facts, Tables
+from scripts.rendering.markup import measured
 from scripts.views.comparison import duels
 from scripts.views.comparison_tables import setting
 from scripts.views.data_parallel import every_wrapper, why_missing, wrappers
@@ -40,8 +41,9 @@ def share(table: DataFrame, rows: DataFrame) -> Answer:
         or facts.say(takes + "communication takes {naive[synchronization_share]:percent} of it ({naive[cell]}).")
         or facts.say(takes + "its share of communication cannot be decided ({naive[cell]})."),
         more=facts.say(
-            "Without communication the step takes {naive[baseline]:ms}"
-            + choose(bool(naive["baseline"] > naive["median"]), ", likely because other programs slowed it down.", "."),
+            "Without communication the step takes {naive[baseline]:ms}."
+            if measured(naive["exposed"])
+            else "For this share, phases were timed separately.",
             "In the profiled step {uncovered:ms} of communication, {uncovered / naive[timeline_length]:percent} of the "
             "step, are uncovered, and the device idles {idle:ms} longer than without communication.",
         ),

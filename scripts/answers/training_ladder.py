@@ -72,7 +72,7 @@ SIZES: Columns = {
     "": {"": "{label}", "batch": "{batch_size} × {context}", "rung": "{title}"},
     "fastest step / ms": {"median": "{step:sig}", "p20–p80": "{p20:sig}–{p80:sig}"},
     "parts / ms": {"sum": "{floor:sig}", "p20–p80": "{floor_p20:sig}–{floor_p80:sig}", "× parts": "{over:.2f}"},
-    " ": {"MFU / %": "{mfu:.1f}", "tokens/s": "{tokens:.0f}", "mJ/token": "{millijoules:.1f}"},
+    " ": {"MFU / %": "{mfu:.1f}", "tokens/s": "{tokens:.0f}", "mJ/token": "{millijoules:.2g}"},
 }
 WRAPPED: Columns = {
     "": "{label}",
@@ -144,12 +144,12 @@ def how_fast(table: DataFrame, rungs: DataFrame, extremes: list[DataFrame], miss
         ),
         reason=facts.say(
             "The step is timed in steady state, at {watts:whole} W.",
-            "The first steps after warm-up, before the steady state, take {first}.",
+            "The first steps after warm-up, on a cooler GPU, take {first}.",
             "These are the first {cool:whole} steps, on a cool GPU; at the power limit later steps are slower.",
             "Timed alone in the same job (@fig-ladder), the parts of a bf16 step take {parts[floor]:ms}: matmuls "
             "{parts[matmuls]:ms}, attention {parts[attention]:ms}, the update {parts[update]:ms}, and norms and the "
             "rest {parts[norms and elementwise]:ms} (estimated: their bytes at a copy's speed).",
-            "{best[label]} runs out of memory with {lost:listing}.",
+            "Out of memory for {best[label]}: {lost:listing}.",
         ),
         results=PICTURES if extremes else (),
         details=Captioned(
@@ -194,7 +194,8 @@ def sizes(rungs: DataFrame, extremes: list[DataFrame]) -> Answer:
         verdict=facts.say("The fastest step takes {over:span times} the time of its parts alone.")
         if single
         else facts.say(
-            "The fastest step of each model and batch reaches {utilization:span percent} of the bf16 peak ({cells})."
+            "The fastest measured step of each model and batch reaches {utilization:span percent} of the bf16 peak "
+            "({cells})."
         ),
         results=Captioned(
             grid(best, SIZES, text_columns=3),
@@ -229,8 +230,8 @@ def shape_of(row: Series) -> Typst:
 def in_fp8(rungs: DataFrame, best: Series) -> Typst:
     """The time in FP8, which is not on the ladder, next to the fastest step of a cell."""
     return say(
-        "FP8 (less exact, not part of the ladder) takes {row[step]:ms} for {row[label]} with {row[batch_size]} × "
-        "{row[context]} tokens, {row[over]:times} the time of its own parts alone, against {best[step]:ms} in bf16.",
+        "For {row[label]} with {row[batch_size]} × {row[context]} tokens, FP8 (less exact, not part of the ladder) "
+        "takes {row[step]:ms}, {row[over]:times} the time of its own parts alone; bf16 takes {best[step]:ms}.",
         row=one(rungs, rung="fp8", **{name: best[name] for name in SHAPE}),
         best=best,
     )
@@ -288,7 +289,7 @@ def advice(table: DataFrame, rungs: DataFrame, extremes: list[DataFrame]) -> Ans
     return Answer(
         asked="What to do first",
         missing=f"Not decided: no rung is known to save {100 * WORTH:.0f} % of the fastest step.",
-        verdict=facts.say("For {size}, start with {must:listing}: no earlier rung fits.")
+        verdict=facts.say("For {size}, start with {must:listing}: otherwise it does not fit.")
         or facts.say("For {size}, start with {order:listing}.", order=italic([row["title"] for row in order[:2]])),
         more=facts.say(
             "They save {saved:listing}.",

@@ -36,7 +36,10 @@ UNITS = {
     "cold_start": 1.0,
 }
 """Metrics, and the factors to seconds and GB."""
-IN_FULL = {"It does not fit: a rank": "A rank", r"are free, \D*(\d+)%.*": r"are free, less a reserve of \1 %"}
+IN_FULL = {
+    "It does not fit: a rank": "A rank",
+    r", and (.*) are free, \D*(\d+)%.*": r"; of \1 free, all but \2 % may be used",
+}
 """Recorded messages in other words."""
 MEASURED: Columns = {
     "": "{title}",
@@ -103,7 +106,8 @@ def measured(tables: Tables, parts: DataFrame) -> Answer:
             grid(parts, MEASURED),
             f"Measured parts of the step, medians of {n:.0f} steps. Passes: forward and backward, without the update. "
             "Planned: the closed-form peak, used to choose how many blocks to recompute. Cold start: from "
-            "the start of the process to the end of its first step. GB are 10⁹ bytes.",
+            "the start of the process to the end of its first step. One rank's part: without communication, on one "
+            "GPU. GB are 10⁹ bytes.",
         ),
         reason=say(
             "Each GPU has one sequence and all bf16 weights; fp32 masters and moments are sharded. Blocks run fused "
@@ -135,7 +139,7 @@ def utilization(part: Series, gpu: str) -> Typst:
     once, every = (leaderboard.rank_flops(*cell, blocks) / peak.bf16 / part["step"] for blocks in (0, round(again)))
     return say(
         "{who} reaches {once:percent} of its bf16 peak, or {every:percent} if recomputation counts ({again} of "
-        "{layers} blocks, without attention and the last matmul).",
+        "{layers} blocks, without attention and the down projection).",
         who="Each GPU" if part.name == "step" else "The GPU",
         once=once,
         every=every,
@@ -151,19 +155,17 @@ def derived(tables: Tables) -> Answer:
     facts = Facts(gpu=short(leaderboard.GPU), least=least, record=leaderboard.RECORD_SECONDS)
     lost = tables["leaderboard"]
     lost = lost[lost["status"].isin(["skipped", "oom"]) & (lost["metric"] == WHOLE_CELL)]
-    tried = [PARTS[part] for part in PARTS if part in set(lost["part"])]
     return Answer(
         "Time",
         facts.say(
-            "Not measured. At bf16 peak two {gpu}s take {least:s}: the record, {record:s}, reaches "
-            "{least / record:percent}."
+            "Not measured. At bf16 peak two {gpu}s would take {least:s}; the record, {record:s}, reaches "
+            "{least / record:percent} of it."
         ),
-        say("Two GPUs like this machine's need at least {own:s}.", own=own),
+        say("Two GPUs like this machine's would need at least {own:s}.", own=own),
         reason=say(
-            "" if tried else "The step needs two GPUs.",
+            "" if len(lost) else "The step needs two GPUs.",
             work("The peak of a {gpu} is {peak} ({source})."),
-            "Tried here: {tried:listing}. {why}.",
-            tried=tried,
+            "{why}.",
             why=next(iter(lost["message"].replace(IN_FULL, regex=True)), None),
         ),
     )

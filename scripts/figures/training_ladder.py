@@ -32,12 +32,14 @@ def draw(data: DataFrame) -> Figure:
 
 
 def draw_ladder(axes: Axes, ladder: DataFrame) -> None:
-    """A bar per rung; the time it saves over the previous one is hatched."""
-    steps = list(ladder["step"])
+    """A bar per rung; the time it saves over the previous one is hatched, if neither is host-bound."""
+    steps, bound = list(ladder["step"]), list(ladder["host_bound"].astype(bool))
     end = ROOM * max(steps[1:])
     places = range(len(steps))
     axes.barh(places, [min(step, end) for step in steps], 0.7, label="step", color=COLOURS[0])
-    saved = [(place, steps[place], steps[place - 1]) for place in places if place]
+    saved = [
+        (place, steps[place], steps[place - 1]) for place in places if place and not any(bound[place - 1 : place + 1])
+    ]
     axes.barh(
         [place for place, _, _ in saved],
         [max(0.0, min(before, end) - step) for _, step, before in saved],

@@ -93,7 +93,7 @@ def why_missing(table: DataFrame, rows: DataFrame) -> str:
 
 def elsewhere(duels: Sequence[Duel], against: str = "") -> Typst:
     """The results of all cells except the first."""
-    words = f"In other settings{against}: {{others:listing}}."
+    words = f"Elsewhere{against}: {{others:listing}}."
     return say(words, others=[_outcome(duel) for duel in duels[1:]])
 
 

@@ -53,7 +53,7 @@ def against_plain(table: DataFrame, cells: DataFrame, name: str, title: str, sho
         ),
         more=say(
             NOTHING if cell is None else memory(alone, name, cell),
-            NOTHING if low is None else in_fp32(met, full, title),
+            NOTHING if low is None else in_fp32(met, full),
         ),
         results=shown.pop(d),
         reason="In fp32 ours runs on the tensor cores, plain attention on the fp32 units (@sec-flash_forward)."
@@ -63,14 +63,13 @@ def against_plain(table: DataFrame, cells: DataFrame, name: str, title: str, sho
     )
 
 
-def in_fp32(met: DataFrame, longest: Series | None, title: str) -> Typst:
+def in_fp32(met: DataFrame, longest: Series | None) -> Typst:
     """The ratio at the longest sequence, and the shapes at which plain attention is faster on the device."""
     fp32 = select(met, precision="fp32")
     slower = int(fp32["lost"].sum())
     return say(
-        "In fp32 {title} is {row[ratio]:times} as fast at {row[sequence]} tokens"
-        + (", slower at {slower} of {all} shapes." if slower else "."),
-        title=title,
+        "In fp32 it is {row[ratio]:times} as fast at {row[sequence]} tokens, d = {row[d]}"
+        + ("; slower at {slower} of {all} shapes." if slower else "."),
         row=longest if longest is not None and longest["won"] else None,
         slower=slower,
         all=len(fp32),
@@ -82,7 +81,7 @@ def memory(alone: DataFrame, name: str, cell: Series) -> Typst:
     shape = dict(cell[["sequence", "d", "precision"]])
     peaks = [statistic(alone, "mean", metric="peak_memory", implementation=each, **shape) for each in (name, "plain")]
     texts = [peak and with_unit(*((peak, "MiB") if peak < 1024 else (peak / 1024, "GiB"))) for peak in peaks]
-    return say("Its memory peaks at {own} there, plain attention's at {plain}.", own=texts[0], plain=texts[1])
+    return say("It peaks at {own} there, plain attention at {plain}.", own=texts[0], plain=texts[1])
 
 
 def grid_table(alone: DataFrame, known: DataFrame, met: DataFrame, d: int, names: dict[str, str]) -> Table:

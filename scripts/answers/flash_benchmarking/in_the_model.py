@@ -65,12 +65,14 @@ def in_the_model(table: DataFrame) -> Answer:
     plain = reason(select(table, **dict(model[KEYS]), mode="train_step", attention="plain").head(1))
     others = NOTHING
     if not model["host_bound"]:
-        others = model["against sdpa"].sentence("ours", "PyTorch’s SDPA", "there" if gain else place)
+        others = model["against sdpa"].sentence(
+            "a step with our attention", "one with PyTorch’s SDPA", "there" if gain else place
+        )
     return Answer(
         asked="In the model",
         verdict=gain or others or "Not compared with plain attention: no step was timed with both.",
         more=say(
-            others if gain else "With plain attention the step runs out of memory." if "memory" in plain else "",
+            others if gain else "With plain attention this eager step runs out of memory." if "memory" in plain else "",
             "With our attention the step peaks at {model[peak_memory]:gib}, with plain attention at "
             "{model[peak_memory plain]:gib}.",
             model=model,

@@ -22,7 +22,7 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
     main = next((kind for kind in MAIN if strongest(select(met, kind=kind), LIBRARIES)), "")
     rival = strongest(select(met, kind=main), LIBRARIES)
     if rival is None:
-        return Answer("Against the libraries", missing="Not compared: no library was timed next to our kernels.")
+        return Answer("Against the libraries", missing="Not compared: no library was timed next to kernels of ours.")
     names, every = titles(table), scores(met)
     every["order"], every["title"] = every[PARAMETER].map(list(names).index), every[PARAMETER].map(names)
     kinds = [kind for kind in KINDS if strongest(select(met, kind=kind), LIBRARIES)]

@@ -69,7 +69,7 @@ def timelines(cell: DataFrame, context: int) -> Answer:
         results="memory_timelines",
         reason=say(
             "Fused AdamW updates in place." if still else "",
-            "Under `no_grad` nothing is saved, so inference is flat except for temporaries.",
+            "Under `no_grad` nothing is saved, so fp32 inference is flat except for temporaries.",
         ),
     )
 
@@ -165,13 +165,9 @@ def residual(plain: DataFrame, context: int | None) -> Answer:
     shape, batch = parse_size(row["size"]), int(row["batch_size"])
     sizes = {length: residual_bytes(shape, batch, length) / MIB for length in contexts(plain)}
     quoted = context or max(sizes)
-    others = [
-        say("{size:MiB} at {length}", size=size, length=length) for length, size in sizes.items() if length != quoted
-    ]
-    facts = Facts(context=quoted, batch=batch, others=others, size=sizes[quoted], d_model=shape.d_model)
+    facts = Facts(context=quoted, batch=batch, size=sizes[quoted], d_model=shape.d_model)
     return Answer(
         asked=ASKED["residual"],
         verdict=facts.say("One tensor of {label} takes {size:MiB} at context {context} (fp32).", label=row["label"]),
         more=facts.say("Batch × context × d_model × 4 bytes: {batch} × {context} × {d_model} × 4 / 2#super[20]."),
-        reason=facts.say("At other contexts: {others:listing}."),
     )

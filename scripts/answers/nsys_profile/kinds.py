@@ -92,8 +92,8 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
         ),
         more=say(
             "For {row[label]} ({row[precision]}) it is {row[shown forward]}: {row[calls forward]:whole} calls, "
-            "{row[share forward]:percent} of the pass.",
-            "Both passes together: the same in " + ("every cell." if same == len(trained) else "{same} of {cells}."),
+            f"{{row[share forward]:percent}} of {unit} time.",
+            f"Both passes: the same top {unit} in " + ("every cell." if same == len(trained) else "{same} of {cells}."),
             row=last(select(lines, size=close["size"].iloc[0])),
             same=same,
             cells=count(len(trained), "cell") if len(trained) else None,
@@ -135,20 +135,23 @@ def others(close: DataFrame, unit: str) -> Answer:
             largest=[say("{of} {share:percent}", of=of, share=share) for of, share in largest.items()],
         ),
         results="roofline" if len(roof) else listed,
-        reason=limits(roof) if len(roof) else "No roofline is drawn: this machine's peak rates are not known.",
+        reason=limits(roof, close["label"].iloc[0])
+        if len(roof)
+        else "No roofline is drawn: this machine's peak rates are not known.",
         details=listed if len(roof) else (),
     )
 
 
-def limits(roof: DataFrame) -> Typst:
+def limits(roof: DataFrame, label: str) -> Typst:
     """The rates of a block's compute-bound kernels."""
     sentences = []
     for precision in PRECISIONS:
         fast = select(roof, precision=precision, memory=False)
         sentences += [
             say(
-                "In {precision}, {fast:listing} reach {rates:span percent} of the peak rate.",
+                "In {precision}, {label}'s {fast:listing} reach {rates:span percent} of the peak rate (@fig-roofline).",
                 precision=precision,
+                label=label,
                 fast=list(fast["kind"]),
                 rates=least_and_most(fast["of_peak"]),
             )
