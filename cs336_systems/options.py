@@ -23,12 +23,11 @@ def parse(command: type, program: str, arguments: Sequence[str], description: st
 
 
 def one_sentence(box: str, program: str) -> str:
-    """The sentence in tyro's box, whose paragraphs are the error and, below a line, the option that it explains."""
-    inside = [line.strip("│ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
-    paragraphs = re.split(r"^[─-]+$", "\n".join(inside), flags=re.MULTILINE)
-    error, *rest = paragraphs if box.startswith("╭") else paragraphs[1:]  # a plain box has its title above a line
-    error = " ".join(error.partition("Got errors:")[0].split()).rstrip(".")
+    """The first paragraph of tyro's box, below its title, and the option that another one is about."""
+    below = "\n".join(line.strip("│ ") for line in box.splitlines()[1:])
+    error, *others = re.split(r"\n[─-]*\n", re.sub(r"^-+\n", "", below))
+    error = " ".join(error.split()).rstrip(".")
     if " Expected " in error:
         return error
-    option = re.search(r"^--[a-z].*", "\n".join(rest), re.MULTILINE)
+    option = re.search(r"^--[a-z].*", "\n".join(others), re.MULTILINE)
     return f"{error}; allowed: {option[0]}" if option else f"{error}; `{program} --help` lists what is allowed"
