@@ -36,9 +36,8 @@ VERSIONS = {
 IN_FULL = {
     r"(each process|It does not fit: a rank) needs .* are free.*": "a process would need more memory than is free",
     r"it needs .* by closed form, and .*": "by closed form the step does not fit",
-    r"not a decision of this pass here|this pass does not use it here": "the decision does not apply to this pass",
 }
-"""Recorded messages whose numbers differ by cell, or that are unclear without their cell, in other words."""
+"""Recorded messages whose numbers differ by cell, in other words."""
 UNKNOWN = {"cores": "0", "gpu_count": "0", "nodes": "1"}
 """Values that are not printed, besides an empty text: not recorded, none, or as on any single machine."""
 WORDS = {

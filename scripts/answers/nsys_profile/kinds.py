@@ -16,9 +16,6 @@ from scripts.views.roofline import block_kernels
 INFERENCE = "inference"
 TOGETHER = "others ("
 """Prefix of the name of a row for several small kernels."""
-COPIED = 0.9
-"""Share of the data sheet's bandwidth that no copy exceeds: a faster kernel reads part of its bytes from the L2
-cache."""
 OTHERS_SHOWN = 6
 """Kernels other than matmuls that are listed for each precision."""
 PASSES = {"forward (inference)": "forward", "forward + backward (training)": "both"}
@@ -144,19 +141,14 @@ def others(close: DataFrame, unit: str) -> Answer:
 
 def limits(roof: DataFrame, label: str) -> Typst:
     """The rates of a block's compute-bound kernels."""
-    sentences = []
-    for precision in PRECISIONS:
-        fast = select(roof, precision=precision, memory=False)
-        sentences += [
-            say(
-                "In {precision}, {label}'s {fast:listing} reach {rates:span percent} of the peak rate (@fig-roofline).",
-                precision=precision,
-                label=label,
-                fast=list(fast["kind"]),
-                rates=least_and_most(fast["of_peak"]),
-            )
-        ]
-    return say(*sentences)
+    rows = {precision: select(roof, precision=precision, memory=False) for precision in PRECISIONS}
+    sentence = "In {name}, {label}'s {kinds:listing} reach {rates:span percent} of the peak rate (@fig-roofline)."
+    return say(
+        *(
+            say(sentence, name=name, label=label, kinds=list(fast["kind"]), rates=least_and_most(fast["of_peak"]))
+            for name, fast in rows.items()
+        )
+    )
 
 
 def others_table(forward: DataFrame, unit: str) -> Table:
