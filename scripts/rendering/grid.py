@@ -1,7 +1,7 @@
 """Tables with a row for each row of a data frame, whose columns are format strings."""
 
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pandas import DataFrame
@@ -89,32 +89,3 @@ def grid(rows: DataFrame, columns: Columns, text_columns: int = 1, *, by: str = 
         body.append([lost if why and at >= text_columns else texts[place] for at, (_, texts) in enumerate(every)])
     groups = [(group.strip(), len(inside)) for group, inside in kept.items()]
     return Table([title for title, _ in every], body, text_columns, groups if len(groups) > 1 else [])
-
-
-def crossed(
-    rows: DataFrame,
-    line: str,
-    group: str,
-    columns: Mapping[str, str],
-    title: str = "",
-    groups: Sequence[str] | None = None,
-) -> Table:
-    """A table with a line for each value of one column, and a group of columns for each value of another.
-
-    Args:
-        rows: at most one for each pair of values, in display order.
-        line: the column that has a line for each value; `title` is above it.
-        group: the column that has a group of columns for each value, in the order of `groups` if that is given.
-        columns: the columns of each group, as in `grid`.
-    """
-    places = {value: place for place, value in enumerate(groups or dict.fromkeys(rows[group]))}
-    keys = {title: f"column{number}" for number, title in enumerate(columns)}
-    lines: dict[str, dict[str, str]] = {}
-    records: Any = rows.to_dict("records")
-    for row in records:
-        texts = {f"{keys[title]}of{places[row[group]]}": cell(form, row) for title, form in columns.items()}
-        lines.setdefault(row[line], {"line": row[line]}).update(texts)
-    shown = {
-        str(value): {title: f"{{{key}of{place}}}" for title, key in keys.items()} for value, place in places.items()
-    }
-    return grid(DataFrame(list(lines.values())), {title: "{line}", **shown})

@@ -3,10 +3,8 @@
 from math import nan
 
 import pytest
-from pandas import DataFrame
 
 from scripts.rendering.answer import Answer, Captioned, Facts, say
-from scripts.rendering.grid import NONE, crossed
 from scripts.rendering.markup import Table, Typst
 
 
@@ -40,14 +38,3 @@ def test_an_answer_holds_one_figure_or_table_like_several():
     table, empty = Captioned(Table(["a"], [["1"]]), "Full."), Captioned(Table(["a"], []), "Empty.")
     assert Answer("(a)", results="figure", details=[empty, table]).results == ["figure"]
     assert Answer("(a)", results=table, details=[empty, table]).details == [table]
-
-
-def test_lines_cross_groups_also_where_a_pair_is_missing():
-    rows = DataFrame([["naive", "4 GPUs", 2.0], ["flat", "4 GPUs", 1.0], ["flat", "2.7B, 2 GPUs", 3.0]])
-    rows.columns = ["title", "cell", "ms"]
-    shown = crossed(rows, "title", "cell", {"step": "{ms:.1f}", "twice": "{ms:.0f} {title}"}, "wrapper")
-    assert shown.columns == ["wrapper", "step", "twice", "step", "twice"]
-    assert shown.groups == [("", 1), ("4 GPUs", 2), ("2.7B, 2 GPUs", 2)]
-    assert shown.rows == [["naive", "2.0", "2 naive", NONE, NONE], ["flat", "1.0", "1 flat", "3.0", "3 flat"]]
-    turned = crossed(rows, "title", "cell", {"step": "{ms:.1f}"}, groups=["2.7B, 2 GPUs", "4 GPUs"])
-    assert turned.rows == [["naive", NONE, "2.0"], ["flat", "3.0", "1.0"]]

@@ -5,15 +5,14 @@ from pandas import DataFrame
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.implementations import PARAMETER
 from scripts.rendering.answer import Answer, Captioned, say
-from scripts.rendering.grid import NONE, crossed
+from scripts.rendering.grid import NONE, grid
 from scripts.views.attention_calls import OURS, availability, titles
 from scripts.views.attention_times import ENOUGH, KINDS, duels, score_sentence, scores, strongest
-from scripts.views.data import select
+from scripts.views.data import flat, select
 
 LIBRARIES = [contender.name for contender in Flash.contenders if contender.foreign]
 MAIN = ["Many heads, causal", "One head, causal", "Many heads, no mask"]
 """The kind of shapes that the verdict is about: the first that was measured."""
-SCORE = {"faster / on par / slower": "{won} / {even} / {lost}", "ratio": "{median:.2f}×"}
 
 
 def peers(table: DataFrame, cells: DataFrame) -> Answer:
@@ -30,6 +29,11 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
     by_kind = {row["kind"]: row for _, row in select(every, implementation=rival).iterrows()}
     others = [by_kind[kind] for kind in kinds if kind in by_kind and kind != main]
     counts = [int(score["cells"]) for score in (by_kind[main], *others)]
+    lines = flat(every.pivot(index=["order", "title"], columns="kind", values=["won", "even", "lost", "median"]))
+    columns: dict[str, dict[str, str] | str] = {"against": "{title}"}
+    for kind in kinds:
+        numbers = " / ".join(f"{{{name} {kind}:.0f}}" for name in ("won", "even", "lost"))
+        columns[kind] = {"faster / on par / slower": numbers, "ratio": f"{{median {kind}:.2f}}×"}
     return Answer(
         asked="Against the libraries in bf16",
         verdict=score_sentence(by_kind[main], names[rival], "the fastest library measured"),
@@ -41,7 +45,7 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
         results=[
             "flash_training",
             Captioned(
-                crossed(every, "title", "kind", SCORE, "against", kinds),
+                grid(lines.reset_index(), columns),
                 "Both passes in bf16 against every other implementation, by kind of shape: the number of shapes at "
                 "which ours is faster / on par / slower, and the median of the other’s time divided by ours. Shapes "
                 "with only a host-bound time are left out.",
