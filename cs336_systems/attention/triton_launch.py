@@ -54,12 +54,10 @@ def attention_forward(
     options: Options = DEFAULTS,
     *,
     tiles: ForwardTiles | None = None,
-    precision: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the output, like q, and its log-sum-exp L, [..., n_queries] fp32, natural logarithm.
 
-    Tiles and the precision of the matmuls (input_precision of tl.dot) are the default ones unless an experiment passes
-    its own.
+    Tests pass other tiles than the default ones.
     """
     variant, tensors = split_tensors(options)
     tiles = tiles or default_tiles(q.get_device(), q.dtype, _tiled_shape(q.shape, variant))[0]
@@ -68,7 +66,7 @@ def attention_forward(
     ensure = ensure_described if tiles.descriptors else _ensure_contiguous
     q, k, v = ensure(q), ensure(k), ensure(v)
     strides = (q.stride(), k.stride(), v.stride(), o.stride())
-    _forward_launch(tiles, precision, q.dtype, q.shape, k.shape, strides, variant)(q, k, v, o, lse, *tensors)
+    _forward_launch(tiles, q.dtype, q.shape, k.shape, strides, variant)(q, k, v, o, lse, *tensors)
     return o, lse
 
 
@@ -91,7 +89,6 @@ def attention_backward(
     options: Options = DEFAULTS,
     *,
     tiles: BackwardTiles | None = None,
-    precision: str | None = None,
 ) -> list[Tensor]:
     """Compute the gradients of q, k, v and, if there are any, sinks from the gradients of o and, unless it is None, of
     L.
@@ -106,7 +103,7 @@ def attention_backward(
     do, q, k, v = ensure(grad_o), ensure(q), ensure(k), ensure(v)
     lse_delta = _preprocess(o, do, lse, grad_lse) if tiles.preprocess else lse
     strides = (*(x.stride() for x in (q, k, v, do, o)), dq.stride(), dk.stride(), dv.stride())
-    launch = _backward_launch(tiles, precision, q.dtype, q.shape, k.shape, strides, variant)
+    launch = _backward_launch(tiles, q.dtype, q.shape, k.shape, strides, variant)
     launch(q, k, v, do, lse_delta, o, dq, dk, dv, *tensors[1:])
     gradients = [dq, *sum_shared(dk, dv, *inputs)]
     if tensors and tensors[0] is not None:
@@ -151,7 +148,6 @@ def tiles_for(chip: Chip, dtype: torch.dtype, shape: torch.Size) -> tuple[Forwar
 @lru_cache(CACHE_SIZE)
 def _forward_launch(
     tiles: ForwardTiles,
-    precision: str | None,
     dtype: torch.dtype,
     q_shape: torch.Size,
     k_shape: torch.Size,
@@ -166,7 +162,7 @@ def _forward_launch(
     missing = () if variant.has_tensors else (None,) * 3  # tensors
     tiles_of_queries = _count_tiles(n_queries, tiles.block_m, variant)
     blocks = (tiles.block_m, tiles.block_n, block_d)
-    flags = (variant.options.is_causal, tiles.descriptors, precision or _default_precision(dtype))
+    flags = (variant.options.is_causal, tiles.descriptors, _input_precision(dtype))
     constexprs = (heads // shape_4d(k_shape)[1], d, *blocks, *flags)
     q, k, v, _ = strides
     descriptors = [
@@ -189,7 +185,6 @@ def _forward_launch(
 @lru_cache(CACHE_SIZE)
 def _backward_launch(
     tiles: BackwardTiles,
-    precision: str | None,
     dtype: torch.dtype,
     q_shape: torch.Size,
     k_shape: torch.Size,
@@ -222,7 +217,7 @@ def _backward_launch(
         backward_kernel,
         ((key_tiles + query_tiles) * batch * heads, 1, 1),
         (*missing, *_kernel_strides(strides), group, heads, *lengths, scale, *of_options),
-        (heads // shape_4d(k_shape)[1], d, *blocks, *flags, precision or _default_precision(dtype)),
+        (heads // shape_4d(k_shape)[1], d, *blocks, *flags, _input_precision(dtype)),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         maxnreg=tiles.maxnreg,
@@ -260,7 +255,7 @@ def _lse_delta_size(q_shape: torch.Size) -> int:
     return math.prod(q_shape[:-2]) * 2 * _rounded(q_shape[-2])
 
 
-def _default_precision(dtype: torch.dtype) -> str:
+def _input_precision(dtype: torch.dtype) -> str:
     """Choose the precision of the matmuls: six bf16 matmuls give fp32 accuracy on the tensor cores.
 
     This is faster here than three TF32 matmuls, and closer to float64 than the fp32 units. The interpreter computes in
