@@ -11,7 +11,7 @@ from scripts.rendering.grid import Columns
 from scripts.rendering.markup import Tile, escape, times
 from scripts.views.closed_forms import sized
 from scripts.views.comparison import Duel, contenders, device_bound, duels, fastest, first_cell, yours
-from scripts.views.comparison_tables import MEMORY, STARS, STEP, contender_table, estimated, missing, setting
+from scripts.views.comparison_tables import MEMORY, STARS, STEP, contender_table, missing, setting
 from scripts.views.data import first, select, size_order
 from scripts.views.data_parallel import elsewhere, why_missing
 from scripts.views.fsdp import OURS, PYTORCH, whole_weights
@@ -114,7 +114,7 @@ def whole(table: DataFrame, rows: DataFrame) -> Answer:
     comparisons = duels(rows, OURS, [WHOLE])
     if not comparisons:
         lost = first(table[(table["wrapper"] == WHOLE) & (table["status"] == "skipped")])
-        why = "" if lost is None else f"Data parallelism was not measured: {estimated(lost['message'])}."
+        why = "" if lost is None else f"Data parallelism was not measured: {lost['message']}."
         return Answer("Against unsharded weights", missing=why or why_missing(table, rows))
     own, other, gain = comparisons[0].first, comparisons[0].other, comparisons[0].speed
     state = first(select(rows, cell=own["cell"], contender=SHARDED_STATE))

@@ -36,11 +36,6 @@ UNITS = {
     "cold_start": 1.0,
 }
 """Metrics, and the factors to seconds and GB."""
-IN_FULL = {
-    "It does not fit: a rank": "A rank",
-    r", and (.*) are free, \D*(\d+)%.*": r"; of \1 free, all but \2 % may be used",
-}
-"""Recorded messages in other words."""
 MEASURED: Columns = {
     "": "{title}",
     "time / s": {
@@ -166,7 +161,7 @@ def derived(tables: Tables) -> Answer:
             "" if len(lost) else "The step needs two GPUs.",
             work("The peak of a {gpu} is {peak} ({source})."),
             "{why}.",
-            why=next(iter(lost["message"].replace(IN_FULL, regex=True)), None),
+            why=next(iter(lost["message"]), None),
         ),
     )
 

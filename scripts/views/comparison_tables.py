@@ -1,6 +1,5 @@
 """The common part of sections that compare contenders: their table, their settings, and why there is none."""
 
-import re
 from typing import Any
 
 import pandas
@@ -38,15 +37,9 @@ def contender_table(kind: Kind, table: DataFrame, rows: DataFrame, columns: Colu
     lost = described(kind, lost[(lost["metric"] == "step") & (lost["status"] != "ok")])
     headings = {row["cell"]: marked(row) for _, row in rows.iterrows()}
     lost = lost[lost["cell"].isin(headings)]
-    lost = lost.assign(message=lost["message"].map(estimated))
     shown = described(kind, pandas.concat([each for each in (rows.assign(message=""), lost) if len(each)]))
     shown = shown.assign(heading=shown["cell"].map(headings))
     return grid(shown, {"": {"": "{title}"}, **columns}, by="heading")
-
-
-def estimated(message: str) -> str:
-    """A recorded reason; the memory that a process needs is an estimate."""
-    return re.sub(r"needs (\S+ GB) of memory,", r"needs an estimated \1,", message)
 
 
 def missing(table: DataFrame) -> str:

@@ -9,12 +9,12 @@ from scripts.views.data import last, one, reason, select
 from scripts.views.steps import steady, step_table
 from scripts.views.verdicts import Speed, against
 
-KEYS = ["size", "label", "context", "precision", "compiled"]
+KEYS = ["size", "label", "context", "precision"]
 OTHERS = ("plain", "sdpa")
 COLUMNS = {"plain": " plain", "SDPA": " sdpa", "ours": ""}
 """The suffix of each attention's columns, by its title."""
 MODELS: Columns = {
-    "": {"model": "{label}{how}", "context": "{context}"},
+    "": {"model": "{label}", "context": "{context}"},
     "step / ms": {title: f"{{step{way}:sig}} ({{p20{way}:sig}}–{{p80{way}:sig}})" for title, way in COLUMNS.items()},
     "device works / ms": {title: f"{{device_busy{way}:.1f}}" for title, way in COLUMNS.items()},
     "over ours": {"plain": "{over plain}", "SDPA": "{over sdpa}"},
@@ -23,19 +23,19 @@ MODELS: Columns = {
 
 
 def trained(table: DataFrame) -> DataFrame:
-    """The training steps with our attention, small to large, with the columns of the same steps with OTHERS.
+    """The eager training steps with our attention, small to large, with the columns of the same steps with OTHERS.
 
-    Added: `how`, ", compiled" if the step is; `against plain` and `against sdpa`, ours against them, and the same for
-    a table as `over plain` and `over sdpa`.
+    Added: `against plain` and `against sdpa`, ours against them, and the same for a table as `over plain` and `over
+    sdpa`.
     """
-    steps = select(steady(step_table(table)), mode="train_step")
+    steps = select(steady(step_table(table)), mode="train_step", compiled=False)
     flash = select(steps, attention="flash")
     for way in OTHERS:
         others = select(steps, attention=way)
         speeds = [against(row, one(others, **dict(row[KEYS]))) for _, row in flash.iterrows()]
         flash = flash.merge(others, how="left", on=KEYS, suffixes=("", f" {way}"))
         flash[f"against {way}"], flash[f"over {way}"] = Series(speeds, dtype=object), list(map(ratio_of, speeds))
-    return flash.assign(how=flash["compiled"].map({True: ", compiled", False: ""}))
+    return flash
 
 
 def ratio_of(speed: Speed) -> str:
@@ -59,10 +59,9 @@ def in_the_model(table: DataFrame) -> Answer:
     if model is None:
         compared = models[[speed.ratio is not None for speed in models["against sdpa"]]]
         model = (compared if len(compared) else models).iloc[-1]
-    how = f"{model['precision']}{model['how']}"
-    place = say("({model[label]}, context {model[context]}, {how})", model=model, how=how)
+    place = say("({model[label]}, context {model[context]}, {model[precision]})", model=model)
     gain = model["against plain"].sentence("a step with our attention", "one with plain attention", place)
-    plain = reason(select(table, **dict(model[KEYS]), mode="train_step", attention="plain").head(1))
+    plain = reason(select(table, **dict(model[KEYS]), mode="train_step", compiled=False, attention="plain").head(1))
     others = NOTHING
     if not model["host_bound"]:
         others = model["against sdpa"].sentence(
