@@ -1,10 +1,10 @@
 """A user's folder: the implementations that it names. No torch here; none of its code is run."""
 
 import ast
-import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,8 @@ Named = list[tuple[str, Implementation]]
 
 def handed_over(folder: Path) -> Path | None:
     """The file that lists a folder's implementations: its implementations.yaml, else its adapters."""
-    with contextlib.suppress(OSError):  # of a path that is too long
-        return next((file for name in (NAMES, ADAPTERS) if (file := folder / name).is_file()), None)
-    return None
+    files = [folder / NAMES, folder / ADAPTERS]
+    return next(filter(isfile, files), None)  # Path.is_file raises an error for a path that is too long
 
 
 def folder_of(file: Path) -> Path:

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import isdir
 from pathlib import Path
 
 from cs336_systems.experiments.registry import KINDS, ON_REQUEST
@@ -59,17 +60,11 @@ def labels_of(name: str) -> list[str]:
     return list(dict.fromkeys(labels))
 
 
-def is_folder(path: Path) -> bool:
-    """Whether a path is a folder; unlike `Path.is_dir`, false for a name that is too long."""
-    with contextlib.suppress(OSError):
-        return path.is_dir()
-    return False
-
-
 def find(name: str) -> tuple[Path, Sequence[Path]]:
     """The folder of the CSV files that a name stands for, and the files; raises as `read_results` does."""
     labelled = [Path(parent, label) for label in labels_of(name) for parent in PARENTS]
-    folders = [Path(name)] if is_folder(Path(name)) else [folder for folder in labelled if is_folder(folder)]
+    # Path.is_dir raises an error for a name that is too long.
+    folders = [Path(name)] if isdir(name) else [folder for folder in labelled if isdir(folder)]  # noqa: PTH112
     folders = [folder for folder in folders if raw_csvs(folder)] or folders  # not one that has only logs
     if len(folders) > 1:
         both = " and ".join(map(str, folders))
