@@ -77,9 +77,9 @@ def measured(value: float | None) -> TypeGuard[float]:
     return value is not None and not math.isnan(value)
 
 
-def fixed_point(value: float | None, decimals: int = 1, suffix: str = "", *, missing: str = "–") -> str:
+def fixed_point(value: float | None, decimals: int = 1, *, missing: str = "–") -> str:
     """A number in a table's cell, or the placeholder if it was not measured."""
-    return f"{value:.{decimals}f}{suffix}" if measured(value) else missing
+    return f"{value:.{decimals}f}" if measured(value) else missing
 
 
 def significant(value: float | None, digits: int = 3) -> Typst:

@@ -1,7 +1,5 @@
 """Times of attention implementations on the device, and which of two is faster."""
 
-from collections.abc import Iterable
-
 from pandas import DataFrame, Series
 
 from cs336_systems.compare.speed import host_bound
@@ -14,6 +12,7 @@ from scripts.views.attention_calls import PASSES
 from scripts.views.cells import side_by_side
 from scripts.views.verdicts import against
 
+LIBRARIES = [contender.name for contender in Flash.contenders if contender.foreign]
 IMPLEMENTATION = ["implementation", "precision", "compiled_call"]
 SHAPE = [name for name in parameters(Flash) if name not in (PARAMETER, "rep")]
 KINDS = ["One head, causal", "Many heads, causal", "Many heads, no mask"]
@@ -95,7 +94,7 @@ def score_sentence(score: Series, other: str, aside: str = "") -> Typst:
     return say(words, row=score, gains=(1 / high, 1 / low), other=f"{named}," if aside else named)
 
 
-def strongest(met: DataFrame, names: Iterable[str]) -> str | None:
-    """The implementation whose times over ours have the smallest median; None if none was compared."""
-    ratios = met[met[PARAMETER].isin(list(names))].groupby(PARAMETER)["ratio"].median()
+def strongest(met: DataFrame) -> str | None:
+    """The library whose times over ours have the smallest median; None if none was compared."""
+    ratios = met[met[PARAMETER].isin(LIBRARIES)].groupby(PARAMETER)["ratio"].median()
     return str(ratios.idxmin()) if len(ratios) else None

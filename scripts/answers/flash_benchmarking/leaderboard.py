@@ -8,7 +8,6 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.attention import flash_flops
 from cs336_systems.compare.speed import SAME
 from cs336_systems.experiments.flash import HANDOUT_REP, HANDOUT_WARMUP, contender_of
-from scripts.answers.flash_benchmarking.peers import LIBRARIES
 from scripts.rendering.answer import Answer, Captioned, Facts, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, Typst
@@ -89,7 +88,7 @@ def ours_by_kernels(rows: DataFrame) -> str:
 def against_fastest(cells: DataFrame, d: int) -> tuple[str, Speed]:
     """The fastest measured library at one head dimension of the leaderboard, and ours against it."""
     here = select(cells, compiled_call=True, d=d)
-    rival = strongest(duels(here, OURS), LIBRARIES) or ""
+    rival = strongest(duels(here, OURS)) or ""
     return rival, against(*(one(here, implementation=name) for name in (OURS, rival)))
 
 

@@ -2,15 +2,13 @@
 
 from pandas import DataFrame
 
-from cs336_systems.experiments.flash import Flash
 from cs336_systems.implementations import PARAMETER
 from scripts.rendering.answer import Answer, Captioned, say
 from scripts.rendering.grid import NONE, grid
 from scripts.views.attention_calls import OURS, availability, titles
-from scripts.views.attention_times import ENOUGH, KINDS, duels, score_sentence, scores, strongest
+from scripts.views.attention_times import ENOUGH, KINDS, LIBRARIES, duels, score_sentence, scores, strongest
 from scripts.views.data import flat, select
 
-LIBRARIES = [contender.name for contender in Flash.contenders if contender.foreign]
 MAIN = ["Many heads, causal", "One head, causal", "Many heads, no mask"]
 """The kind of shapes that the verdict is about: the first that was measured."""
 
@@ -18,13 +16,13 @@ MAIN = ["Many heads, causal", "One head, causal", "Many heads, no mask"]
 def peers(table: DataFrame, cells: DataFrame) -> Answer:
     """Every library, by the kind of shape."""
     met = select(duels(cells, OURS), precision="bf16", compiled_call=False)
-    main = next((kind for kind in MAIN if strongest(select(met, kind=kind), LIBRARIES)), "")
-    rival = strongest(select(met, kind=main), LIBRARIES)
+    main = next((kind for kind in MAIN if strongest(select(met, kind=kind))), "")
+    rival = strongest(select(met, kind=main))
     if rival is None:
         return Answer("Against the libraries", missing="Not compared: no library was timed next to kernels of ours.")
     names, every = titles(table), scores(met)
     every["order"], every["title"] = every[PARAMETER].map(list(names).index), every[PARAMETER].map(names)
-    kinds = [kind for kind in KINDS if strongest(select(met, kind=kind), LIBRARIES)]
+    kinds = [kind for kind in KINDS if strongest(select(met, kind=kind))]
     every = every[every["kind"].isin(kinds)].sort_values("order", kind="stable")
     by_kind = {row["kind"]: row for _, row in select(every, implementation=rival).iterrows()}
     others = [by_kind[kind] for kind in kinds if kind in by_kind and kind != main]
