@@ -184,7 +184,9 @@ def test_the_matmuls_alone_are_those_of_a_step(kind):
 
 
 @pytest.mark.parametrize("part", [parts_alone.matmuls, parts_alone.attention, parts_alone.update])
-def test_a_part_is_timed_once_per_block(part):
+def test_a_part_is_timed_once_per_block(part, monkeypatch):
+    monkeypatch.setattr(parts_alone, "REPEATS", 1)
+
     def calls(layers):
         size = f"odd:d_model=48,d_ff=64,num_layers={layers},num_heads=2"
         step = TOP.setting({"size": size, "batch_size": 2, "context": 16, "vocab_size": 40})
@@ -209,8 +211,8 @@ def test_the_data_have_the_entropy_that_is_said():
 
 
 def test_trainings_learn_and_repeat_their_bits(monkeypatch):
-    cell = dataclasses.replace(CELL, batch_size=8, context=32, steps=120)
-    _, loss = learning.train(RUNGS["fused"], cell, CPU, seed=3, steps=120)
+    cell = dataclasses.replace(CELL, batch_size=8)
+    _, loss = learning.train(RUNGS["fused"], cell, CPU, seed=3, steps=60)
     assert learning.chain_entropy() < loss < 0.6 * math.log(cell.vocab_size)
     assert learning.identical(RUNGS["fused"], CELL, CPU)
     usual, seeds = learning.train, iter((0, 1))
