@@ -38,10 +38,11 @@ OF_FUNCTION = {
     "strided, heads in groups": (dense((2, 3, 40, 16), 40, True), FP32),
 }
 """Cases of the autograd function, and their dtypes."""
+GROUPS = dense((2, 4, 33, 24), 40, False, kv_heads=2, uses_lse=True)
 OF_LAUNCHES = {
     "scale": dataclasses.replace(VARIANTS["scale"], uses_lse=True, is_causal=True),
-    "groups": dataclasses.replace(VARIANTS["two heads of q to one of k"], uses_lse=True, is_causal=True),
-    "descriptors, groups": dataclasses.replace(VARIANTS["two heads of q to one of k"], uses_lse=True),
+    "groups": dataclasses.replace(GROUPS, is_causal=True),
+    "descriptors, groups": GROUPS,
     **{name: dataclasses.replace(case, batch=(1,)) for name, case in CASES.items()},
     # Unlike a GPU, the interpreter supports only some starts of documents.
     **{f"descriptors, {name}": CASES[name] for name in ("packed, multiples of four", "window to the left")},
