@@ -44,7 +44,7 @@ from scripts.views.training_ladder import (
     wrapped_cell,
     wrapped_table,
 )
-from scripts.views.verdicts import against
+from scripts.views.verdicts import HOST_BOUND, against
 
 PICTURES = ["fastest_step", "ladder"]
 """The first page shows the first of these that is drawn."""
@@ -275,7 +275,8 @@ def advice(table: DataFrame, rungs: DataFrame, extremes: list[DataFrame]) -> Ans
     order = [] if ladder is None else [row for _, row in worth_doing(ladder).iterrows()]
     must = [] if ladder is None else needed(table, ladder)
     start = 0 if must else 2
-    left, least = left_out(rungs, extremes), 0.0 if ladder is None else WORTH * fastest(ladder)["step"]
+    left, bound = left_out(rungs, extremes)
+    least = 0.0 if ladder is None else WORTH * fastest(ladder)["step"]
     either = {RUNGS[name].title for name in ("compiled", "fused")}
     known = {*must, *(row["title"] for row in order)}
     known |= either if known & either else set()
@@ -300,9 +301,11 @@ def advice(table: DataFrame, rungs: DataFrame, extremes: list[DataFrame]) -> Ans
             "Compiled blocks save {instead:ms} over eager blocks." if "fused" in {row["rung"] for row in order} else "",
             NOTHING if ladder is None else instead_of_the_compiler(ladder),
             "Removing a single rung from the full ladder of {size} costs {left:listing}.",
+            "Without {bound:listing} it is host-bound.",
             "Without fused passes, blocks are compiled." if RUNGS["fused"].title in left else "",
             "So {together:listing} saves as much only together with the rungs after it.",
             left=[say("{cost:ms} (_{title}_)", title=title, cost=cost) for title, cost in left.items()],
+            bound=italic(bound),
             together=italic([title for title, cost in left.items() if cost > least and title not in known]),
         ),
     )
@@ -327,20 +330,20 @@ def instead_of_the_compiler(ladder: DataFrame) -> Typst:
     return against(fused, compiled).sentence("the step with fused passes", "the step with compiled blocks")
 
 
-def left_out(rungs: DataFrame, extremes: list[DataFrame]) -> dict[str, float]:
-    """The cost in ms of leaving each rung out of the last one, by its title, for the largest model, where decided."""
+def left_out(rungs: DataFrame, extremes: list[DataFrame]) -> tuple[dict[str, float], list[str]]:
+    """The cost in ms of leaving each rung out of the last one, by its title, for the largest model, where decided; and
+    the titles of those without which the step is host-bound.
+    """
     if not extremes:
-        return {}
+        return {}, []
     first = extremes[-1].iloc[0]
     cell = select(rungs, **{name: first[name] for name in SHAPE})
     last = one(cell, rung="overlap")
     if last is None:
-        return {}
-    return {
-        RUNGS[taken].title: float(row["step"] - last["step"])
-        for _, row in cell.iterrows()
-        if (taken := RUNGS[row["rung"]].without) and against(row, last).faster is False
-    }
+        return {}, []
+    without = {RUNGS[taken].title: row for _, row in cell.iterrows() if (taken := RUNGS[row["rung"]].without)}
+    costs = {title: row["step"] - last["step"] for title, row in without.items() if against(row, last).faster is False}
+    return costs, [title for title, row in without.items() if against(row, last).why == HOST_BOUND]
 
 
 def learning(table: DataFrame) -> Answer:
