@@ -94,8 +94,9 @@ def times(table: DataFrame, eager: DataFrame) -> Answer:
             },
         ),
         reason=facts.say(
-            "Of the eager training steps at all contexts, {bound:listing} are host-bound: the device is busy for less "
-            "than {share:percent} of the step and waits for launches, so the host lengthens these times.",
+            "Of the eager training steps with plain attention at all contexts, {bound:listing} are host-bound: the "
+            "device is busy for less than {share:percent} of the step and waits for launches, so the host lengthens "
+            "these times.",
             share=HOST_BOUND,
         ),
     )

@@ -14,7 +14,7 @@ from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.limits import AHEAD
 from cs336_systems.measure.gpus import gpu_of
 from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, choose, say
-from scripts.rendering.grid import Columns
+from scripts.rendering.grid import NONE, Columns
 from scripts.views.closed_forms import contender_step
 from scripts.views.comparison import OWN, cells_of, contenders, device_bound, device_bound_if_any, fastest, first_cell
 from scripts.views.comparison_tables import contender_table, missing, setting
@@ -45,15 +45,14 @@ def answers(tables: Tables) -> Answers:
 
 
 def expected(row: Series) -> dict[str, float]:
-    """The closed forms of a contender's memory, bytes; there are none for a user's own."""
+    """The closed forms of a contender's memory, bytes: none for a user's own, and for PyTorch's only between steps, as
+    other units are gathered in it.
+    """
     if row["family"] == OWN:
         return dict.fromkeys(("kept", "gathered", "expected_peak"), nan)
     use = peak(contender_step(FullyShardedTraining, row))
-    return {
-        "kept": use.between_steps,
-        "gathered": 0 if row["contender"] == BASELINE else sharded(row).gathered,
-        "expected_peak": use.total,
-    }
+    gathered = 0 if row["contender"] == BASELINE else sharded(row).gathered if row["contender"] in OURS else nan
+    return {"kept": use.between_steps, "gathered": gathered, "expected_peak": use.total + 0 * gathered}
 
 
 def saving(table: DataFrame, rows: DataFrame) -> Answer:
@@ -90,7 +89,7 @@ def saving(table: DataFrame, rows: DataFrame) -> Answer:
             contender_table(FullyShardedTraining, table.iloc[:0], device_bound_if_any(kept), columns),
             "Memory per rank with unsharded and with sharded state: weights and moments between steps, weights "
             "gathered at the peak, and the peak.",
-            legend={"measured": "Measured: once, on rank 0"},
+            legend={"measured": "Measured: once, on rank 0", NONE: f"{NONE}: PyTorch gathers other units"},
         ),
     )
 
@@ -114,7 +113,8 @@ def in_time(table: DataFrame, rows: DataFrame) -> Answer:
             + " {late} of {blocks} units wait for weights, {own[late]:ms} in total ({own[cell]})."
         ),
         more=facts.say(
-            "This is _{own[title]}_; its profiled forward pass takes {own[forward_length]:ms}.",
+            "This is _{own[title]}_; its profiled forward pass takes {own[forward_length]:ms}. Compiled steps were not "
+            "examined.",
             "Cannot be decided for {cells:listing}: host-bound.",
             cells=list(passes[passes["host_bound"].astype(bool)]["cell"].unique()),
         ),

@@ -37,8 +37,8 @@ def answers(tables: Tables) -> Answers:
             own=share_with(excess.get(OWN)),
         ),
         reason=say(
-            "Ours assigns parameters bucket by bucket, so that one bucket can be sent while the next is updated; "
-            "PyTorch assigns all parameters at once."
+            "Ours assigns parameters bucket by bucket, so that some buckets can be sent while the next ones are "
+            "updated; PyTorch assigns all parameters at once."
             if ours and theirs and ours > theirs
             else "",
         ),

@@ -18,6 +18,7 @@ from scripts.views.comparison import (
     FOREIGN,
     PHASES,
     backend_of,
+    cells_of,
     contenders,
     device_bound_if_any,
     fastest,
@@ -177,15 +178,25 @@ def time_answer(table: DataFrame, rows: DataFrame, unsharded: DataFrame) -> Answ
         ),
         reason=facts.say(
             "The optimizer's part takes {own[optimizer]:ms} sharded and {whole[optimizer]:ms} unsharded ({own[cell]}): "
-            "a rank updates $1\\/N$ of the parameters, and then receives the rest.",
+            "a rank updates $1\\/N$ of the parameters and receives the rest.",
             "Over symmetric memory the optimizer's part takes {peers[optimizer]:ms}.",
             "The fastest of PyTorch's (_{setting}_) takes {theirs[median]:ms}; its optimizer's part, timed "
             "separately, takes {theirs[optimizer]:ms}.",
             "In another launch (@sec-naive_ddp_benchmarking) our fastest unsharded step ({unsharded[title]}) "
             "takes {unsharded[median]:ms}.",
+            *map(elsewhere, cells_of(shown)[1:]),
             yours(asked, {"ours, sharded": [HANDOUT]}),
             setting="" if theirs is None else theirs["title"].removeprefix("PyTorch's, "),
         ),
+    )
+
+
+def elsewhere(cell: DataFrame) -> Typst:
+    """The steps of another cell."""
+    whole, own, peers = (one(cell, contender=name) for name in (UNSHARDED, HANDOUT, PEERS))
+    return Facts(whole=whole, own=own, peers=peers).say(
+        "In another setting the step takes {whole[median]:ms} unsharded, {own[median]:ms} sharded and "
+        "{peers[median]:ms} sharded over symmetric memory ({own[cell]})."
     )
 
 

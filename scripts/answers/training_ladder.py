@@ -49,8 +49,8 @@ from scripts.views.verdicts import HOST_BOUND, against
 PICTURES = ["fastest_step", "ladder"]
 """The first page shows the first of these that is drawn."""
 YARDSTICK = (
-    "The sum is a yardstick, not a lower bound: in the step the update overlaps the backward pass, and the clock may "
-    "differ."
+    "The sum is a yardstick, not a lower bound: in the step the update may overlap the backward pass, and the clock "
+    "may differ."
 )
 NEEDS_GPU = "Not shown: on a CPU, steps only check that each rung works."
 RUNG: Columns = {
@@ -116,7 +116,7 @@ def tiles(section: Answers) -> list[Tile]:
     ladder = section["ends"][-1]
     best, begin = fastest(ladder), ladder.iloc[0]
     meaning = say(
-        "the fastest step of {model}: {best[utilization]:percent} of the bf16 peak, {begin[step] / best[step]:times} "
+        "the fastest bf16 step of {model}: {best[utilization]:percent} of the peak, {begin[step] / best[step]:times} "
         "as fast as the first version that fits ({begin[title]}; {best[batch_size]} × {best[context]} tokens)",
         model=sized(best),
         best=best,
@@ -144,7 +144,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, extremes: list[DataFrame], miss
         ),
         reason=facts.say(
             "The step is timed in steady state, at {watts:whole} W.",
-            "The first steps after warm-up, on a cooler GPU, take {first}.",
+            "The first steps after warm-up, likely on a cooler GPU, take {first}.",
             "These are the first {cool:whole} steps, on a cool GPU; at the power limit later steps are slower.",
             "Timed alone in the same job (@fig-ladder), the parts of a bf16 step take {parts[floor]:ms}: matmuls "
             "{parts[matmuls]:ms}, attention {parts[attention]:ms}, the update {parts[update]:ms}, and norms and the "
@@ -257,7 +257,10 @@ def several(table: DataFrame) -> Answer:
         if best is None
         else against(best, second).sentence(name, other, f"({best['label']}, {best['processes']} GPUs, bf16)")
         or facts.say("Only {name} was measured ({row[label]}, {row[processes]} GPUs, bf16)."),
-        more=facts.say("With {name}" + how + " a step takes {row[step]:ms}, or {row[tokens]:whole} tokens/s."),
+        more=facts.say(
+            "The sharded optimizer updates during the backward pass." if "sharded" in set(wrapped["rung"]) else "",
+            "With {name}" + how + " a step takes {row[step]:ms}, or {row[tokens]:whole} tokens/s.",
+        ),
         results=Captioned(
             grid(on_gpus.assign(replayed=on_gpus["graph"].map({True: "yes", False: "no"})), WRAPPED, text_columns=4),
             "One training step of all GPUs, each on its own sequences; times are the slowest GPU's. No communication: "

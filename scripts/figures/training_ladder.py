@@ -37,20 +37,19 @@ def draw_ladder(axes: Axes, ladder: DataFrame) -> None:
     end = ROOM * max(steps[1:])
     places = range(len(steps))
     axes.barh(places, [min(step, end) for step in steps], 0.7, label="step", color=COLOURS[0])
-    saved = [
-        (place, steps[place], steps[place - 1]) for place in places if place and not any(bound[place - 1 : place + 1])
-    ]
-    axes.barh(
-        [place for place, _, _ in saved],
-        [max(0.0, min(before, end) - step) for _, step, before in saved],
-        0.7,
-        left=[step for _, step, _ in saved],
-        label="saved by this rung",
-        facecolor="none",
-        edgecolor=COLOURS[7],
-        hatch=HATCHES[1],
-        linewidth=0.5,
-    )
+    saved = [place for place in places[1:] if not any(bound[place - 1 : place + 1])]
+    if saved:  # Without any bar, the legend would show bars of another look.
+        axes.barh(
+            saved,
+            [max(0.0, min(steps[place - 1], end) - steps[place]) for place in saved],
+            0.7,
+            left=[steps[place] for place in saved],
+            label="saved by this rung",
+            facecolor="none",
+            edgecolor=COLOURS[7],
+            hatch=HATCHES[1],
+            linewidth=0.5,
+        )
     for place, step in enumerate(steps):
         if step > end:
             look_of_text: dict[str, Any] = {"ha": "right", "va": "center", "color": "white", "fontsize": "x-small"}

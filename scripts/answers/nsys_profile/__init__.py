@@ -97,8 +97,7 @@ def forward_time(passes: DataFrame, close: DataFrame, unit: str) -> Answer:
             if on_gpu
             else "Operators were timed under the profiler, the stage without it, and the host's timer ran in another "
             "process; other programs may have slowed any of them.",
-            "In host-bound cells each clock measures how fast its process launches kernels, which differs between "
-            "processes; compare the kernels' time there."
+            "In host-bound cells compare the kernels' time: processes differ in how fast they launch kernels."
             if bound.any()
             else "",
         ),
