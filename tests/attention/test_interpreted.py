@@ -25,6 +25,7 @@ from tests.attention.test_attention import VARIANTS
 from tests.attention.test_options import CASES
 from tests.support.interpreter import interpreter_environment
 
+pytestmark = pytest.mark.timeout(900)  # The first test waits for all cases.
 FP16, FP32 = torch.float16, torch.float32
 OF_FUNCTION = {
     "default": (dense((2, 1, 70, 24), 45, True), FP32),
