@@ -51,8 +51,10 @@ def expected(row: Series) -> dict[str, float]:
     if row["family"] == OWN:
         return dict.fromkeys(("kept", "gathered", "expected_peak"), nan)
     use = peak(contender_step(FullyShardedTraining, row))
-    gathered = 0 if row["contender"] == BASELINE else sharded(row).gathered if row["contender"] in OURS else nan
-    return {"kept": use.between_steps, "gathered": gathered, "expected_peak": use.total + 0 * gathered}
+    if row["contender"] not in (BASELINE, *OURS):
+        return {"kept": use.between_steps, "gathered": nan, "expected_peak": nan}
+    gathered = 0 if row["contender"] == BASELINE else sharded(row).gathered
+    return {"kept": use.between_steps, "gathered": gathered, "expected_peak": use.total}
 
 
 def saving(table: DataFrame, rows: DataFrame) -> Answer:

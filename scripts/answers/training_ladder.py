@@ -345,8 +345,9 @@ def left_out(rungs: DataFrame, extremes: list[DataFrame]) -> tuple[dict[str, flo
     if last is None:
         return {}, []
     without = {RUNGS[taken].title: row for _, row in cell.iterrows() if (taken := RUNGS[row["rung"]].without)}
-    costs = {title: row["step"] - last["step"] for title, row in without.items() if against(row, last).faster is False}
-    return costs, [title for title, row in without.items() if against(row, last).why == HOST_BOUND]
+    speeds = {title: against(row, last) for title, row in without.items()}
+    costs = {title: without[title]["step"] - last["step"] for title, speed in speeds.items() if speed.faster is False}
+    return costs, [title for title, speed in speeds.items() if speed.why == HOST_BOUND]
 
 
 def learning(table: DataFrame) -> Answer:

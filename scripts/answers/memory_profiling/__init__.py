@@ -163,9 +163,8 @@ def residual(plain: DataFrame, context: int | None) -> Answer:
     """Sub-question (d): one activation of the residual stream."""
     row = plain.iloc[0]
     shape, batch = parse_size(row["size"]), int(row["batch_size"])
-    sizes = {length: residual_bytes(shape, batch, length) / MIB for length in contexts(plain)}
-    quoted = context or max(sizes)
-    facts = Facts(context=quoted, batch=batch, size=sizes[quoted], d_model=shape.d_model)
+    quoted = context or max(contexts(plain))
+    facts = Facts(context=quoted, batch=batch, size=residual_bytes(shape, batch, quoted) / MIB, d_model=shape.d_model)
     return Answer(
         asked=ASKED["residual"],
         verdict=facts.say("One tensor of {label} takes {size:MiB} at context {context} (fp32).", label=row["label"]),
