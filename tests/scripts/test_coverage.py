@@ -3,6 +3,7 @@
 import pytest
 
 from cs336_systems.experiments.attention import Attention
+from cs336_systems.experiments.checkpointing import Checkpointing
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import make_plan
 from cs336_systems.record.measurement import WALL, WHOLE_CELL, Measurement
@@ -60,9 +61,9 @@ def test_a_cell_of_which_each_metric_was_lost_is_not_ok(tmp_path, status):
 
 @pytest.fixture
 def wide(monkeypatch):
-    """A plan for one GPU in which attention takes four, and its cells."""
-    monkeypatch.setattr(Attention, "processes", 4)
-    return make_plan(config(machine="1 x NVIDIA H200")), planned_cells("attention", "handout")
+    """A plan for one GPU in which checkpointing takes four, and its cells."""
+    monkeypatch.setattr(Checkpointing, "processes", 4)
+    return make_plan(config(machine="1 x NVIDIA H200")), planned_cells("checkpointing", "handout")
 
 
 def coverage_of(name, rows, plan, folder):
@@ -74,7 +75,7 @@ def coverage_of(name, rows, plan, folder):
 
 def test_cells_that_need_more_gpus_are_not_run_and_say_so(wide, tmp_path):
     plan, cells = wide
-    covered, lost = coverage_of("attention", [], plan, tmp_path)
+    covered, lost = coverage_of("checkpointing", [], plan, tmp_path)
     assert covered["not run"].sum() == len(cells)
     assert lost["cells"].sum() == len(cells)
     assert set(lost["reason"]) == {"it needs 4 GPUs, but 1 is visible"}
@@ -82,9 +83,11 @@ def test_cells_that_need_more_gpus_are_not_run_and_say_so(wide, tmp_path):
 
 def test_what_a_wider_machine_measured_counts(wide, tmp_path):
     plan, cells = wide
-    covered, lost = coverage_of("attention", rows_of(cells[1:]), plan, tmp_path)
-    assert (covered["ok"].sum(), covered["not run"].sum()) == (len(cells) - 1, 1)
+    covered, lost = coverage_of("checkpointing", rows_of(cells[1:]), plan, tmp_path)
+    # The first cell ran out of memory, as another one did.
+    assert (covered["ok"].sum(), covered["oom"].sum(), covered["not run"].sum()) == (len(cells) - 2, 1, 1)
     assert list(select(lost, status="not run")["cells"]) == [1]
+    assert list(select(lost, metric=WHOLE_CELL, status="oom")["cells"]) == [1]
 
 
 def test_a_cell_that_is_planned_no_more_has_no_grid(tmp_path):
