@@ -1,13 +1,21 @@
 """Single-tensor collectives under their names in PyTorch 2.13; earlier versions have other names."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def reduce_scatter_single(output: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """PyTorch's reduce-scatter, also of complex numbers, which NCCL has only for the other collectives."""
+    if values.is_complex():
+        output, values = torch.view_as_real(output), torch.view_as_real(values)
+    return _reduce_scatter_single(output, values, *args, **kwargs)
 
 
 def averaging(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> dist.ReduceOp.RedOpType:
