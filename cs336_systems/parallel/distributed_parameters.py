@@ -1,5 +1,6 @@
 """DTensor parameters of a sharded model, so that PyTorch's clipping, scaling and checkpoints work."""
 
+import functools
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 Place = tuple[nn.Module, str]
 
@@ -101,6 +103,21 @@ def scale_by_all_ranks() -> None:
 
     sharded_first.puts_sharded_first = True  # type: ignore[attr-defined]
     handlers[operator] = sharded_first
+
+
+@functools.cache
+def count_updates() -> None:
+    """Make the versions of DTensors count updates by optimizers whose `foreach` is set, as it is on a GPU by default.
+
+    PyTorch's operators on lists of tensors change the versions of plain tensors, but not those of DTensors.
+    """
+    register_optimizer_step_post_hook(torch.compiler.disable(increment_versions))
+
+
+def increment_versions(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Increment the version of an optimizer's DTensors."""
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    torch.autograd.graph.increment_version([each for each in parameters if isinstance(each, DTensor)])
 
 
 def is_replicated(tensor: Tensor) -> bool:

@@ -45,7 +45,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from cs336_systems.limits import ALIGNMENT, REDUCTIONS
 from cs336_systems.parallel.as_forward import as_forward
 from cs336_systems.parallel.communication_stream import CommunicationStream, Transfer
-from cs336_systems.parallel.distributed_parameters import local_part, scale_by_all_ranks
+from cs336_systems.parallel.distributed_parameters import count_updates, local_part, scale_by_all_ranks
 from cs336_systems.parallel.gradient_norm import gradient_norm
 from cs336_systems.parallel.nested import map_tensors, tensors_with_gradient
 from cs336_systems.parallel.ownership import aligned
@@ -144,6 +144,7 @@ class FullyShardedDataParallel(WrappedModule):
         self._register_hooks()
         self._follow_shards()
         scale_by_all_ranks()
+        count_updates()
         self._known = list(module.parameters())
         self._versions: list[int] = []
         """The versions of the parameters after the last forward pass that a backward pass may follow."""

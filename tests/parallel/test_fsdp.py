@@ -159,7 +159,7 @@ def test_weights_that_are_complex_or_integers_are_not_cast(device):
         def __init__(self):
             super().__init__()
             self.complex = nn.Linear(3, 5, bias=False, dtype=torch.complex64)
-            self.numbers = Linear(3, 5)
+            self.numbers = nn.Embedding(5, 3)
             self.numbers.weight = nn.Parameter(2**24 + torch.arange(15).view(5, 3), requires_grad=False)
 
         def forward(self, x):

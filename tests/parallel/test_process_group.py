@@ -220,7 +220,7 @@ def launches(request, tmp_path_factory):
 def test_a_rank_at_fault_ends_the_launch_and_is_named(launches, fault):
     faulty = launches[fault]
     ranks = faulty.ranks()
-    assert ranks
+    assert ranks, faulty.end()
     status, message = faulty.end()
     assert status == 1
     for text in ERRORS[fault]:
