@@ -91,7 +91,7 @@ def test_they_take_part_in_each_grid_but_in_no_cell_twice(tmp_path):
     assert len(set(cells)) == len(cells)
     for name in ("leaderboard", "training", "libraries", "narrow", "fp32"):
         assert [cell.implementation for cell in jobs[name].cells][-2:] == texts
-    assert not jobs["compilers"].own_implementations  # at shapes of libraries and fp32
+    assert not jobs["tiled"].own_implementations  # at shapes of libraries
 
 
 def test_they_take_part_in_one_cell_with_all_others(tmp_path):

@@ -61,7 +61,7 @@ def test_versions_of_an_implementation_meet_by_its_name(tmp_path):
 def test_intervals_are_widened_by_other_runs_of_the_same_code_alone(tmp_path, utc, widened):
     """By times that scatter twice as far as calibrated; a copy of the rows is no other run."""
     choose = random.Random(0)
-    jobs = ("flash/compilers", *JOBS[1:-1])  # the leaderboard's and the ladder's long times scatter by themselves
+    jobs = ("flash/narrow", *JOBS[1:-1])  # the leaderboard's and the ladder's long times scatter by themselves
 
     def noisy(row):
         row = row.model_copy(update={"utc": utc}) if utc else row

@@ -163,7 +163,7 @@ FAULTS = {
         scale(rows("end_to_end", **TRAINED, unit="ms", metric=["forward", "backward", "optimizer", "step"]), 0.8),
         scale(rows("end_to_end", metric="build", **TRAINED), 10),
         swap(rows("end_to_end", **TRAINED), "metric", "forward", "backward"),
-        scale(rows("flash", metric="handout_sm_clock", implementation="flex", d=64), 0.8),
+        scale(rows("flash", metric="handout_sm_clock", implementation="sdpa_flash", d=64), 0.8),
         swap(rows("fsdp"), "precision", "fp32", "bf16"),
         scale(rows("kernel_profile", **PROFILED, metric="kernel", stage="backward"), 1.02),
         put(rows("memory_profile", **FOLLOWED, metric="peak_stage"), value="loss"),
@@ -211,7 +211,10 @@ FAULTS = {
     ],
     "twins": [
         (  # Named by the cell that was copied.
-            copy(rows("flash", sequence=16384, **OURS), rows("flash", sequence=16384, **SHAPE, implementation="flex")),
+            copy(
+                rows("flash", sequence=16384, **OURS),
+                rows("flash", sequence=16384, **SHAPE, implementation="sdpa_flash"),
+            ),
             "flash .sequence 16384",
         ),
         copy(rows("flash", sequence=4096, **OURS), rows("flash", sequence=2048, **OURS), 1.002),

@@ -47,8 +47,10 @@ def on_all_ranks(test, ranks="ranks"):
     return launch
 
 
+on_cpu_ranks = functools.partial(on_all_ranks, ranks="cpu_ranks")
 on_four_ranks = functools.partial(on_all_ranks, ranks="four_ranks")
-on_two_and_on_four_ranks = functools.partial(on_all_ranks, ranks="two_and_four_ranks")
+on_two_and_on_cpu_ranks = functools.partial(on_all_ranks, ranks="cpu_ranks")
+on_four_ranks = functools.partial(on_all_ranks, ranks="two_and_four_ranks")
 
 
 @pytest.fixture(scope="session")
@@ -66,9 +68,11 @@ def groups(tmp_path_factory):
         ranks.stop()
 
 
-def processes(*numbers):
+BACKENDS = {"gloo": (), "nccl": (pytest.mark.gpu,)}
+
+
+def processes(*numbers, backends=BACKENDS):
     """A fixture with each number of processes, in turn."""
-    backends = {"gloo": (), "nccl": (pytest.mark.gpu,)}
     launches = [
         pytest.param(
             (backend, number),
@@ -90,6 +94,7 @@ def processes(*numbers):
 
 
 ranks = processes(PROCESSES)
+cpu_ranks = processes(PROCESSES, backends={"gloo": ()})
 four_ranks = processes(4)
 two_and_four_ranks = processes(PROCESSES, 4)
 
