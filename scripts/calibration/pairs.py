@@ -73,7 +73,7 @@ def same_program(a: Row, b: Row) -> bool:
     if any(getattr(a, name) != getattr(b, name) for name in VERSIONS if getattr(a, name) and getattr(b, name)):
         return False
     implementation = getattr(a, "implementation", "")
-    if implementation == "plain_compiled":
+    if implementation in ("plain_compiled", "flex_autotuned"):
         return False  # PyTorch chooses its kernels in each launch by timing them: once they were 5 % slower.
     if same_code(getattr(a, "revisions", ""), getattr(b, "revisions", "")):
         return True
