@@ -49,8 +49,7 @@ def on_all_ranks(test, ranks="ranks"):
 
 on_cpu_ranks = functools.partial(on_all_ranks, ranks="cpu_ranks")
 on_four_ranks = functools.partial(on_all_ranks, ranks="four_ranks")
-on_two_and_on_cpu_ranks = functools.partial(on_all_ranks, ranks="cpu_ranks")
-on_four_ranks = functools.partial(on_all_ranks, ranks="two_and_four_ranks")
+on_two_and_on_four_ranks = functools.partial(on_all_ranks, ranks="two_and_four_ranks")
 
 
 @pytest.fixture(scope="session")
