@@ -10,6 +10,7 @@ from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.plan import Plan
 from cs336_systems.record.measurement import WALL, WHOLE_CELL
 from cs336_systems.record.revisions import is_current
+from cs336_systems.sizes import SIZES
 from scripts.rendering.answer import count
 from scripts.rendering.markup import Table, Typst, finalize
 from scripts.views.coverage import OUTCOMES, UNPLANNED, losses
@@ -48,6 +49,8 @@ WORDS = {
     "not run": "not run",
 }
 """The words for cells by their outcome."""
+SMOKE_SIZES = ("nano", "micro", "mini")
+"""Models that are not the handout's."""
 SHORT_COMMIT = 7
 """Number of printed characters of a commit."""
 
@@ -69,6 +72,9 @@ def summarize(
         "gpu": gpu,
         "peak": gpu_of(gpu),
         **model_settings(tables["end_to_end"]),
+        "shapes": [
+            f"{name} has {SIZES[name].num_layers} blocks of width {SIZES[name].d_model}" for name in SMOKE_SIZES
+        ],
         **origin(tables),
         "outdated": outdated(tables),
         "seconds": sum(map(seconds_of, tables.values())),

@@ -22,7 +22,7 @@ PASSES = {"forward (inference)": "forward", "forward + backward (training)": "bo
 SOFTMAX: Columns = {
     "": {"size": "{label}", "precision": "{precision}"},
     "ms": {"softmax": "{softmax:sig}", "with mask and casts": "{inside:sig}", "matmuls": "{matmuls:sig}"},
-    "softmax over matmuls": {"in time": "{time:.2f}", "in FLOPs": "{flops:.3f}", "per FLOP": "{ratio:.0f}×"},
+    "softmax over matmuls": {"in time": "{time:sig}", "in FLOPs": "{flops:.3f}", "per FLOP": "{ratio:sig}×"},
 }
 ASKED = {
     "forward": "(a) Forward time",
