@@ -1,6 +1,6 @@
 """Time attention implementations against each other, after comparing each one's results with float64.
 
-Launch: python -m cs336_systems.benchmarks flash --sequence 1024 --implementation triton sdpa_flash flex
+Launch: python -m cs336_systems.benchmarks flash --sequence 1024 --implementation triton sdpa_flash flex_autotuned
 """
 
 import contextlib

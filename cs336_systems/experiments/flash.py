@@ -72,12 +72,6 @@ CONTENDERS = (
         kernel="softmax",
     ),
     AttentionContender(
-        name="plain_compiled",
-        title="plain, compiled",
-        about="the same, compiled",
-        builder=f"{_BUILDERS}:plain_compiled",
-    ),
-    AttentionContender(
         name="sdpa_flash",
         title="SDPA flash",
         about="a backend of PyTorch's scaled_dot_product_attention",
@@ -100,18 +94,9 @@ CONTENDERS = (
         backend="CUDNN_ATTENTION",
     ),
     AttentionContender(
-        name="flex",
-        title="FlexAttention",
-        about="PyTorch's FlexAttention, compiled",
-        builder=f"{_BUILDERS}:flex",
-        foreign=True,
-        devices=("cuda",),
-        kernel="flex_attention",
-    ),
-    AttentionContender(
         name="flex_autotuned",
         title="FlexAttention, autotuned",
-        about="the same, with tiles chosen by timing",
+        about="PyTorch's FlexAttention, compiled, with tiles chosen by timing",
         builder=f"{_BUILDERS}:flex",
         foreign=True,
         devices=("cuda",),

@@ -3,6 +3,7 @@
 They come from the git history of recorded/, and from folders of launches of the same jobs.
 """
 
+import contextlib
 import csv
 import io
 import itertools
@@ -43,7 +44,7 @@ class Pair:
 
 
 def recorded_versions(folder: str) -> Iterator[tuple[Row, ...]]:
-    """The rows of each version of each CSV file in git's history below a folder, if they can still be read."""
+    """The rows of each version of each CSV file in git's history below a folder that can still be read."""
     log = ["git", "log", "--format=", "--raw", "--no-abbrev", "--no-renames", "-m", "--", folder]
     lines = subprocess.run(log, capture_output=True, text=True, check=True).stdout.splitlines()
     raw = re.compile(r"/raw/(?!card/).*\.csv$")  # Runs of the card were on different GPUs.
@@ -52,20 +53,19 @@ def recorded_versions(folder: str) -> Iterator[tuple[Row, ...]]:
         if not int(blob, 16):
             continue
         content = subprocess.run(["git", "cat-file", "blob", blob], capture_output=True, check=True).stdout
-        try:
-            yield tuple(parsed(content.decode("utf-8-sig")))
-        except (KeyError, ValueError):
-            continue  # A parameter or contender that no longer exists.
+        yield tuple(parsed(content.decode("utf-8-sig")))
 
 
 def parsed(text: str) -> Iterator[Row]:
-    """The rows of a CSV's text, typed."""
+    """The rows of a CSV's text, typed, without those of experiments, parameters and contenders that no longer exist."""
     for record in csv.DictReader(io.StringIO(text)):
-        kind = KINDS[record["experiment"]]
+        if (kind := KINDS.get(record["experiment"])) is None:
+            continue
         later = {**kind.added_later, **Provenance.added_later}
         record.setdefault("revisions", record.get("source_digest", ""))  # the name of the column until November 2026
         known = {key: value for key, value in record.items() if value != "" and key in row_model(kind).model_fields}
-        yield row_model(kind).model_validate({**later, **known})
+        with contextlib.suppress(ValueError):
+            yield row_model(kind).model_validate({**later, **known})
 
 
 def same_program(a: Row, b: Row) -> bool:
@@ -73,8 +73,8 @@ def same_program(a: Row, b: Row) -> bool:
     if any(getattr(a, name) != getattr(b, name) for name in VERSIONS if getattr(a, name) and getattr(b, name)):
         return False
     implementation = getattr(a, "implementation", "")
-    if implementation in ("plain_compiled", "flex_autotuned"):
-        return False  # PyTorch chooses its kernels in each launch by timing them: once they were 5 % slower.
+    if implementation == "flex_autotuned":
+        return False  # PyTorch chooses its tiles in each launch by timing them.
     if same_code(getattr(a, "revisions", ""), getattr(b, "revisions", "")):
         return True
     if a.experiment == "flash":

@@ -19,7 +19,7 @@ from tests.support.cheats import CHEATS, IN_FP32, ON_GPU
 
 
 def test_what_needs_a_gpu_is_skipped_on_a_cpu_with_a_reason(launch):
-    cells = launch("flash", "--sequence", "16", "--implementation", "triton", "flex", "flash_attention_4")
+    cells = launch("flash", "--sequence", "16", "--implementation", "triton", "flex_autotuned", "flash_attention_4")
     assert {metrics["cell"].status for metrics in cells} == {"skipped"}
     assert all("CUDA device" in metrics["cell"].message for metrics in cells)
 

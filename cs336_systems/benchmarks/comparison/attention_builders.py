@@ -63,11 +63,6 @@ def plain(cell: Flash) -> AttentionCall:
     return functools.partial(plain_attention, is_causal=cell.causal)
 
 
-def plain_compiled(cell: Flash) -> AttentionCall:
-    """The same, compiled."""
-    return torch.compile(plain(cell), dynamic=False)
-
-
 def sdpa(cell: Flash) -> AttentionCall:
     """PyTorch's scaled_dot_product_attention; `measure` chooses the backend."""
     call = functools.partial(torch.nn.functional.scaled_dot_product_attention, is_causal=cell.causal)
