@@ -59,13 +59,17 @@ def recorded_versions(folder: str) -> Iterator[tuple[Row, ...]]:
 def parsed(text: str) -> Iterator[Row]:
     """The rows of a CSV's text, typed, without those of experiments, parameters and contenders that no longer exist."""
     for record in csv.DictReader(io.StringIO(text)):
-        if (kind := KINDS.get(record["experiment"])) is None:
-            continue
-        later = {**kind.added_later, **Provenance.added_later}
-        record.setdefault("revisions", record.get("source_digest", ""))  # the name of the column until November 2026
-        known = {key: value for key, value in record.items() if value != "" and key in row_model(kind).model_fields}
-        with contextlib.suppress(ValueError):
-            yield row_model(kind).model_validate({**later, **known})
+        with contextlib.suppress(KeyError, ValueError):
+            yield typed(record)
+
+
+def typed(record: dict[str, str]) -> Row:
+    """A row of a CSV file; a KeyError or ValueError if it cannot be read any more."""
+    kind = KINDS[record["experiment"]]
+    later = {**kind.added_later, **Provenance.added_later}
+    record.setdefault("revisions", record.get("source_digest", ""))  # the name of the column until November 2026
+    known = {key: value for key, value in record.items() if value != "" and key in row_model(kind).model_fields}
+    return row_model(kind).model_validate({**later, **known})
 
 
 def same_program(a: Row, b: Row) -> bool:
