@@ -31,11 +31,18 @@ TILED = SimpleNamespace(attention_forward=tiled_forward, attention_backward=tile
 
 
 @lru_cache(CACHE_SIZE)
-def _kernels(device: int, dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size, never_hopper: bool) -> Any:
+def _kernels(
+    device: int,
+    dtype: torch.dtype,
+    q_shape: torch.Size,
+    k_shape: torch.Size,
+    documents: int | None,
+    never_hopper: bool,
+) -> Any:
     """Choose the module with attention_forward and attention_backward for these inputs."""
     if triton_obstacle(chip_of(device)):
         return TILED
-    if never_hopper or hopper_obstacle(device, dtype, q_shape, k_shape):
+    if never_hopper or hopper_obstacle(device, dtype, q_shape, k_shape, documents):
         return triton_launch
     from cs336_systems.attention.hopper import launch
 
@@ -44,19 +51,22 @@ def _kernels(device: int, dtype: torch.dtype, q_shape: torch.Size, k_shape: torc
 
 def _choose(q: Tensor, k: Tensor, options: Options) -> Any:
     """Choose a module as _kernels does."""
-    k_shape = k.shape
+    k_shape, documents = k.shape, options.documents
     if options.window_left >= 0:  # as fast as with fewer keys
-        k_shape = torch.Size((*k.shape[:-2], min(k.shape[-2], options.window_left + 1), k.shape[-1]))
-    return _kernels(q.get_device(), q.dtype, q.shape, k_shape, not _on_hopper(options))
+        visible = (options.window_left + 1) * (documents or 1)
+        k_shape = torch.Size((*k.shape[:-2], min(k.shape[-2], visible), k.shape[-1]))
+    return _kernels(q.get_device(), q.dtype, q.shape, k_shape, documents, not _on_hopper(options))
 
 
 def _on_hopper(options: Options) -> bool:
-    """Whether the Hopper kernels have options: all but packed documents and, without a causal mask, windows."""
+    """Whether the Hopper kernels have options: all but windows without a causal mask."""
     has_window = options.window_left >= 0 or options.window_right >= 0
-    return options.cu_seqlens_q is None and (options.is_causal or not has_window)
+    return options.is_causal or not has_window
 
 
-def hopper_obstacle(device: int, dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size) -> str:
+def hopper_obstacle(
+    device: int, dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size, documents: int | None = None
+) -> str:
     """Name the reason why the Hopper kernels do not run these inputs on a CUDA device; empty if they do.
 
     Warns once if the reason is the version of Triton.
@@ -68,7 +78,7 @@ def hopper_obstacle(device: int, dtype: torch.dtype, q_shape: torch.Size, k_shap
         return f"they are not tested with Triton {triton.__version__}"
     from cs336_systems.attention.hopper import launch
 
-    return launch.obstacle(dtype, q_shape, k_shape)
+    return launch.obstacle(dtype, q_shape, k_shape, documents)
 
 
 @cache

@@ -35,6 +35,11 @@ class Options(NamedTuple):
     """The same for keys."""
 
     @property
+    def documents(self) -> int | None:
+        """Number of packed documents; None without packing."""
+        return None if self.cu_seqlens_q is None else len(self.cu_seqlens_q) - 1
+
+    @property
     def only_mask(self) -> bool:
         """Whether nothing but is_causal and scale is given."""
         tensors = self[-TENSORS:]
@@ -64,6 +69,19 @@ class Variant(NamedTuple):
         """Whether kernels are passed sinks or the bounds of documents."""
         return self.sinks is not None or self.documents is not None
 
+    def typical(self, shape: torch.Size) -> torch.Size:
+        """The shape for which tiles are chosen: for packed documents, a batch of the mean length."""
+        if not self.documents:
+            return shape
+        _, heads, total, d = shape
+        return torch.Size((self.documents, heads, -(-total // self.documents), d))
+
+    def count_tiles(self, n: int, block: int) -> int:
+        """Number of tiles for n rows; each packed document may end in a separate tile, and so may the rows after the
+        last one.
+        """
+        return -(-n // block) if self.documents is None else n // block + self.documents + 1
+
 
 def split_tensors(options: Options) -> tuple[Variant, tuple[Tensor | None, ...]]:
     """Split options into a variant and contiguous tensors: none, or sinks and the bounds of documents."""
@@ -71,9 +89,8 @@ def split_tensors(options: Options) -> tuple[Variant, tuple[Tensor | None, ...]]
     if sinks is None and cu_seqlens_q is None:
         return Variant(options), ()
     numbers = options._replace(sinks=None, cu_seqlens_q=None, cu_seqlens_k=None)
-    documents = None if cu_seqlens_q is None else len(cu_seqlens_q) - 1
     tensors = [None if x is None else x.contiguous() for x in (sinks, cu_seqlens_q, cu_seqlens_k)]
-    return Variant(numbers, None if sinks is None else sinks.dtype, documents), tuple(tensors)
+    return Variant(numbers, None if sinks is None else sinks.dtype, options.documents), tuple(tensors)
 
 
 class Window(NamedTuple):
@@ -115,6 +132,8 @@ def _slices(name: str, bounds: Tensor | None, tokens: int) -> list[slice]:
 
 def sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
     """Compute the gradient of sinks, [heads], from L and D, [batch, heads, n_queries].
+
+    Queries without probabilities have an L of infinity or minus infinity.
 
     A sink's value is zero, so its dS is -P D, where P = exp(sink - L).
     """

@@ -60,7 +60,7 @@ def attention_forward(
     Tests pass other tiles than the default ones.
     """
     variant, tensors = split_tensors(options)
-    tiles = tiles or default_tiles(q.get_device(), q.dtype, _tiled_shape(q.shape, variant))[0]
+    tiles = tiles or default_tiles(q.get_device(), q.dtype, variant.typical(q.shape))[0]
     o = empty_output(q)
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     ensure = ensure_described if tiles.descriptors else _ensure_contiguous
@@ -68,14 +68,6 @@ def attention_forward(
     strides = (q.stride(), k.stride(), v.stride(), o.stride())
     _forward_launch(tiles, q.dtype, q.shape, k.shape, strides, variant)(q, k, v, o, lse, *tensors)
     return o, lse
-
-
-def _tiled_shape(shape: torch.Size, variant: Variant) -> torch.Size:
-    """The shape for which tiles are chosen: for packed documents, a batch of the mean length."""
-    if not variant.documents:
-        return shape
-    _, heads, total, d = shape
-    return torch.Size((variant.documents, heads, cdiv(total, variant.documents), d))
 
 
 def attention_backward(
@@ -94,7 +86,7 @@ def attention_backward(
     L.
     """
     variant, tensors = split_tensors(options)
-    tiles = tiles or default_tiles(q.get_device(), q.dtype, _tiled_shape(q.shape, variant))[1]
+    tiles = tiles or default_tiles(q.get_device(), q.dtype, variant.typical(q.shape))[1]
     if grad_lse is not None or variant.has_tensors:
         tiles = replace(tiles, preprocess=True)
     dq, (dk, dv) = empty_output(q), key_gradients(q, k, v)
@@ -160,7 +152,7 @@ def _forward_launch(
     numbers = (group, heads, n_queries, k_shape[-2], LOG2_E * softmax_scale(d, variant.options.scale))
     of_options = _option_numbers(variant, n_queries, k_shape[-2], LOG2_E)
     missing = () if variant.has_tensors else (None,) * 3  # tensors
-    tiles_of_queries = _count_tiles(n_queries, tiles.block_m, variant)
+    tiles_of_queries = variant.count_tiles(n_queries, tiles.block_m)
     blocks = (tiles.block_m, tiles.block_n, block_d)
     flags = (variant.options.is_causal, tiles.descriptors, _input_precision(dtype))
     constexprs = (heads // shape_4d(k_shape)[1], d, *blocks, *flags)
@@ -194,7 +186,7 @@ def _backward_launch(
     batch, heads, n_queries, d = shape_4d(q_shape)
     n_keys = k_shape[-2]
     block_d = _block_d(d, dtype)
-    key_tiles, query_tiles = (_count_tiles(n, tiles.block_outer, variant) for n in (n_keys, n_queries))
+    key_tiles, query_tiles = (variant.count_tiles(n, tiles.block_outer) for n in (n_keys, n_queries))
     group = largest_group(tiles.group, batch * heads)
     scale = softmax_scale(d, variant.options.scale)
     lengths = (n_queries, _rounded(n_queries), n_keys, key_tiles, query_tiles)
@@ -241,13 +233,6 @@ def _option_numbers(variant: Variant, n_queries: int, n_keys: int, unit: float) 
     left, right = window_of(options, n_queries, n_keys)
     softcap = options.softcap * unit if options.softcap else None
     return left, None if options.is_causal else right, softcap, variant.documents
-
-
-def _count_tiles(n: int, block: int, variant: Variant) -> int:
-    """Number of tiles for n rows; each packed document may end in a separate tile, and so may the rows after the last
-    one.
-    """
-    return cdiv(n, block) if variant.documents is None else n // block + variant.documents + 1
 
 
 @lru_cache(CACHE_SIZE)

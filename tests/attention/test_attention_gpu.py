@@ -337,7 +337,7 @@ def test_a_cuda_graph_replays_with_new_inputs(kernels):
     assert not excess(case, inputs, got)
 
 
-def test_a_cuda_graph_replays_with_other_documents():
+def test_a_cuda_graph_replays_with_other_documents(kernels):
     """Nothing of the bounds is read back."""
     q = torch.randn(600, 4, 64, device="cuda", dtype=BF16)
     ends = torch.tensor([0, 100, 600, 600], device="cuda", dtype=torch.int32)
@@ -353,7 +353,7 @@ def test_a_cuda_graph_replays_with_other_documents():
 @pytest.mark.parametrize("n", [100, 17001])
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("is_causal", [True, False])
-def test_what_is_no_number_stays_in_its_document(d, n, is_causal):
+def test_what_is_no_number_stays_in_its_document(kernels, d, n, is_causal):
     """With pointers, and with descriptors, which load rows of the next document."""
     case = Case(((n, n), (65, 65)), d, 2, 2, is_causal, packed=True)
     inputs = make_inputs(case, BF16, "cuda")

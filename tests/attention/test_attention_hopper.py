@@ -247,6 +247,11 @@ def test_shared_heads_scale_width_of_values_and_the_gradient_of_l(heads, d, d_v,
 
 SEQUENCES = [(1, 1), (64, 64), (193, 193), (1001, 1001), (700, 257), (257, 700)]
 WINDOWS = [0, 1, 63, 64, 129, 300]
+DOCUMENTS = [  # queries and keys of each; tokens after the last
+    ([(193, 193), (1, 1), (700, 700), (64, 64), (128, 128)], 0),
+    ([(0, 0), (300, 0), (0, 300), (66, 513), (513, 66), (0, 0)], 70),
+    ([(129, 129), *[(3, 3)] * 40, (1001, 1001)], 1),
+]
 CAPS = [(0.5, -1, BF16), (2.0, 100, BF16), (30.0, -1, FP16)]
 """Caps that change all scores and few, and a window; the second is combined with sinks."""
 WITH_OPTIONS = [
@@ -257,6 +262,14 @@ WITH_OPTIONS = [
     *(
         (Case(((1001, 700),), d, 4, 2, is_causal, has_sinks=True), FP16)
         for d, is_causal in itertools.product((40, 64, 96, 128), (True, False))
+    ),
+    *(
+        (Case(tuple(lengths), d, 4, 2, is_causal, packed=True, extra=extra), BF16)
+        for (lengths, extra), d, is_causal in itertools.product(DOCUMENTS, (64, 80, 96, 128), (True, False))
+    ),
+    *(
+        (Case(tuple(lengths), d, 4, 1, True, (150, -1), 2.0, True, True, extra, deterministic=True), FP16)
+        for (lengths, extra), d in itertools.product(DOCUMENTS, (64, 72, 128))
     ),
     *(
         (Case((lengths,), d, 4, 2, is_causal, (window if is_causal else -1, -1), softcap, softcap == 2.0), dtype)
@@ -274,9 +287,10 @@ def test_error_with_options(case, dtype):
 
 
 @on_gpu
-def test_options_reach_these_kernels(monkeypatch):
+@pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
+def test_options_reach_these_kernels(monkeypatch, packed):
     """Forward and backward, but for windows without a causal mask."""
-    case = Case(((700, 700),), 64, 4, 2, True, (100, -1), 2.0, has_sinks=True, deterministic=True)
+    case = Case(((700, 700),), 64, 4, 2, True, (100, -1), 2.0, has_sinks=True, deterministic=True, packed=packed)
     inputs = make_inputs(case, BF16, "cuda")
     monkeypatch.setattr(triton_launch, "attention_forward", None)
     with pytest.raises(TypeError):
@@ -325,38 +339,46 @@ def test_an_untested_triton_is_warned_of_once(monkeypatch):
 WIDTHS = ((64, (1, 3)), (80, (1, 2)), (96, (1, 2)), (128, (2,)))  # d, consumers in the forward pass
 
 
-def launches() -> dict[str, Launch]:
-    """Launches of each kernel, causal, bf16, at a length that no tile divides, with and without shared key heads."""
+def launches() -> dict[str, tuple[Launch, Variant]]:
+    """Launches of each kernel, and options: causal, bf16, a length that no tile divides, key heads shared or not."""
     result = {}
     causal = Options(is_causal=True)
     with_all = Variant(Options(True, window_left=300, softcap=30.0), torch.float32)
     for (d, kinds), (kv_heads, shared) in itertools.product(WIDTHS, ((3, ""), (1, ", shared"))):
-        shape, k_shape = torch.Size((2, 3, 1000, d)), torch.Size((2, kv_heads, 1000, d))
+        shape, k_shape = torch.Size((1, 3, 1000, d)), torch.Size((1, kv_heads, 1000, d))
         strides = (torch.empty(shape, device="meta").stride(),) * 8
         problem = BF16, shape, k_shape, strides
         forward = {f"{each} consumers{shared}": (each, Variant(causal)) for each in kinds}
-        backward = {shared: causal}
+        backward = {shared: Variant(causal)}
         if not shared:
             forward["window, softcap, sinks"] = kinds[-1], with_all
-            backward[", window"] = causal._replace(window_left=300)
-            backward[", softcap, deterministic"] = causal._replace(softcap=30.0, deterministic=True)
+            forward["documents"] = kinds[-1], Variant(causal, documents=3)
+            backward[", window"] = Variant(causal._replace(window_left=300))
+            backward[", softcap, deterministic"] = Variant(causal._replace(softcap=30.0, deterministic=True))
+            backward[", documents"] = Variant(causal, documents=3)
         for name, (consumers, variant) in forward.items():
             tiles = ForwardTiles(consumers=consumers, group=2)
-            result[f"forward, d {d}, {name}"] = launch._forward_launch(tiles, variant, *problem[:3], strides[:4])
-        for name, options in backward.items():
-            result[f"backward, d {d}{name}"] = launch._backward_launches(None, options, *problem).main
+            each = launch._forward_launch(tiles, variant, *problem[:3], strides[:4])
+            result[f"forward, d {d}, {name}"] = each, variant
+        for name, variant in backward.items():
+            result[f"backward, d {d}{name}"] = launch._backward_launches(None, variant, *problem).main, variant
     return result
 
 
-def source(each: Launch) -> GluonASTSource:
-    """The source that Triton compiles for a launch."""
+def source(each: Launch, variant: Variant) -> GluonASTSource:
+    """The source that Triton compiles for a launch with these options."""
     names = each.kernel.arg_names
     pointers = len(names) - len(each.descriptors) - len(each.rest)
     numbers = ["constexpr" if x is None else "fp32" if isinstance(x, float) else "i32" for x in each.rest]
-    pointers = ["*i32" if name == "added" else "*fp32" for name in names[len(each.descriptors) :][:pointers]]
+    absent = {"sinks": variant.sinks, "added": variant.options.deterministic or None}
+    absent |= dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), variant.documents)
+    absent = {name for name, value in absent.items() if value is None}
+    bounds = ("added", "cu_seqlens_q", "cu_seqlens_k")
+    pointers = ["*i32" if name in bounds else "*fp32" for name in names[len(each.descriptors) :][:pointers]]
     types = [*map(descriptor_type, each.descriptors), *pointers, *numbers]
     arguments = zip(names[::-1], each.rest[::-1], each.kernel.params[::-1], strict=False)
     constants = {name: value for name, value, parameter in arguments if parameter.is_constexpr or value is None}
+    constants |= dict.fromkeys(absent & set(names))
     signature = {name: "constexpr" if name in constants else kind for name, kind in zip(names, types, strict=True)}
     aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(types) if kind[0] == "*"}
     return GluonASTSource(each.kernel, signature, constants, aligned)
@@ -371,14 +393,14 @@ def descriptor_type(make) -> str:
 
 @pytest.mark.parametrize("name", launches())
 def test_kernels_are_valid_gluon(name):
-    each = launches()[name]
+    each, variant = launches()[name]
     backend = make_backend(HOPPER)
     options = backend.parse_options(each.options)
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
     functions = backend.get_codegen_implementation(options)
-    module = source(each).make_ir(HOPPER, options, functions, backend.get_module_map(), context)
+    module = source(each, variant).make_ir(HOPPER, options, functions, backend.get_module_map(), context)
     assert module.verify()
 
 
@@ -401,8 +423,8 @@ def test_products_of_the_kernels_with_the_fewest_free_registers_stay_asynchronou
     Some bytes are what warpgroups save around all their work, and in the few steps that need a mask; in the others one
     register may be reloaded, and with a window at d 64 six are saved or reloaded in 355 instructions.
     """
-    each = launches()[name]
-    compiled = compile_kernel(source(each), target=HOPPER, options=each.options)
+    each, variant = launches()[name]
+    compiled = compile_kernel(source(each, variant), target=HOPPER, options=each.options)
     assert compiled.metadata.shared <= 227 * 1024
     cubin = tmp_path / "kernel.cubin"
     command = [get_ptxas(90).path, "-arch=sm_90a", "-v", "-o", str(cubin), "-"]

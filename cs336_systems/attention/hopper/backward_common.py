@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from cs336_systems.attention.hopper.barriers import sync_warpgroup
 from cs336_systems.attention.hopper.copies import store_wait
+from cs336_systems.attention.hopper.documents import Place, locate_in_documents, sequences
 from cs336_systems.attention.hopper.head_tiles import store_matrix
 from cs336_systems.attention.hopper.softcap import cap_scores
 
@@ -46,18 +47,29 @@ class Work(NamedTuple):
 
 
 @gluon.jit
-def locate(n_queries, n_keys, window_left, IS_CAUSAL: gl.constexpr, RAGGED: gl.constexpr):
+def locate_document(cu_seqlens_q, cu_seqlens_k, documents, n_queries, n_keys):
+    """Compute this program's Place, and the numbers of queries and keys of its document."""
+    start_n, document, first_k, of_document, first_q, seen = locate_in_documents(
+        gl.program_id(1), cu_seqlens_k, cu_seqlens_q, documents, n_keys, 128
+    )
+    head_tiles = n_queries // 64 + documents + 1
+    of_head = locate_head() * head_tiles + first_q // 64 + document
+    return Place(start_n, first_q, first_k, of_head), seen, of_document
+
+
+@gluon.jit
+def locate(n_queries, n_keys, window_left, place, IS_CAUSAL: gl.constexpr, RAGGED: gl.constexpr):
     """Compute this program's Work: with a causal mask, keys seen by the most queries come first.
 
     Without a mask the programs of a head start at different query tiles, so that they add to different rows of dQ.
     """
-    start_n = gl.program_id(1) * 128
+    start_n = gl.program_id(1) * 128 if place is None else place.start
     query_tiles = gl.cdiv(n_queries, 64)
     if IS_CAUSAL:
         first = gl.minimum(start_n // 64, query_tiles)
         steps = query_tiles - first
     else:
-        first = (start_n // 64) % query_tiles
+        first = (start_n // 64) % (query_tiles if place is None else gl.maximum(query_tiles, 1))
         steps = query_tiles
     work = Work(start_n, query_tiles, first, steps, 0, 0)
     if window_left is not None:
@@ -72,6 +84,12 @@ def locate(n_queries, n_keys, window_left, IS_CAUSAL: gl.constexpr, RAGGED: gl.c
 def locate_head():
     """Compute this program's index in batch x heads; called only where needed, to save a register before."""
     return gl.program_id(2) * gl.num_programs(0) + gl.program_id(0)
+
+
+@gluon.jit
+def first_query_tile(work, place):
+    """The number of query tiles before those of this program's sequence and head."""
+    return locate_head() * work.query_tiles if place is None else place.of_head
 
 
 @gluon.jit
@@ -150,13 +168,14 @@ def probabilities(
 
 
 @gluon.jit
-def store_gradient(gradient, sums, factor, matrix, heads, start_n):
+def store_gradient(gradient, sums, factor, matrix, heads, n_keys, start_n, place):
     """Write sums times a factor to 64 rows of a gradient (a descriptor), through a matrix in shared memory."""
     for i in gl.static_range(len(sums)):
         matrix[i].store((sums[i] * factor).to(matrix[0].dtype))
     fence_async_shared()
     batch_head = locate_head()
-    store_matrix(gradient, batch_head // heads, batch_head % heads, start_n, matrix)
+    _, keys = sequences(batch_head // heads, 0, n_keys, place)
+    store_matrix(gradient, keys, batch_head % heads, start_n, matrix)
     store_wait(0)
 
 
@@ -179,7 +198,7 @@ def add_dq(dq, x, tile, COLUMNS: gl.constexpr):
 
 
 @gluon.jit
-def await_turn(added, head_tiles, tile, is_first, window_left):
+def await_turn(added, head_tiles, tile, is_first, window_left, place):
     """Begin to wait until earlier keys have added to dQ of a pair of query tiles, at the first step of the pair.
 
     One warp waits; sync_warpgroup makes the others wait for it. There are as many programs with earlier keys as key
@@ -187,7 +206,7 @@ def await_turn(added, head_tiles, tile, is_first, window_left):
     """
     if is_first | (tile % 2 == 1):
         first = tile // 2 * 2
-        number = gl.program_id(1)
+        number = gl.program_id(1) if place is None else place.start // 128
         if window_left is not None:
             number -= gl.maximum(first * 64 - window_left, 0) // 128
         assembly: gl.constexpr = """{

@@ -24,7 +24,9 @@ from cs336_systems.attention.hopper.backward_common import (
     await_turn,
     end_turn,
     first_queries,
+    first_query_tile,
     locate,
+    locate_document,
     locate_head,
     probabilities,
     query_tile,
@@ -40,6 +42,7 @@ from cs336_systems.attention.hopper.barriers import (
     wait_full,
 )
 from cs336_systems.attention.hopper.copies import async_load
+from cs336_systems.attention.hopper.documents import sequences
 from cs336_systems.attention.hopper.head_tiles import (
     add_product,
     allocate_tiles,
@@ -87,13 +90,14 @@ class Sources(NamedTuple):
     q: Any
     do: Any
     lse_delta: Any
-    batch: Any
+    sequence: Any
+    """See documents.py, sequences."""
     head: Any
     first_tile: Any
     """The number of query tiles of all heads before."""
 
 
-@gluon.jit(do_not_specialize=["heads", "n_queries", "n_keys", "window_left"])
+@gluon.jit(do_not_specialize=["heads", "n_queries", "n_keys", "window_left", "documents"])
 def attention_backward_d128_kernel(
     q,  # descriptor of [batch, heads, n_queries, d] in boxes of [1, 1, 64, columns], see box_columns
     k,  # descriptor of [batch, heads / HEADS_PER_KV_HEAD, n_keys, d], likewise, but in boxes of at most 64 columns
@@ -104,12 +108,15 @@ def attention_backward_d128_kernel(
     lse_delta,  # descriptor of [batch x heads x query tiles x 2 x 64] fp32 in tiles of 64: L in units of log2, then D
     dq,  # pointer, [batch x heads x query tiles, 64 x BLOCK_D] fp32: dQ / softmax_scale is added to it, see add_dq
     added,  # pointer, [batch x heads x query tiles] int32: programs that have added to dQ, 0; None for any order
+    cu_seqlens_q,  # pointer, [documents + 1] int32; None without packed documents
+    cu_seqlens_k,
     heads,
     n_queries,
     n_keys,
     softmax_scale_log2,  # log2(e) / sqrt(d); with softcap 1 / (softcap sqrt(d))
     softmax_scale,  # 1 / sqrt(d)
     window_left,  # with a causal mask only; None for none
+    documents,
     HEADS_PER_KV_HEAD: gl.constexpr,  # neighbouring heads of q that share one of k and v
     BLOCK_D: gl.constexpr,  # d, padded to 80, 96 or 128
     IS_CAUSAL: gl.constexpr,
@@ -117,7 +124,10 @@ def attention_backward_d128_kernel(
     SOFTCAP_LOG2: gl.constexpr,  # softcap log2(e); None for none
     DKDV_REGISTERS: gl.constexpr,  # per thread
 ):
-    """Compute dK, dV and a share of dQ for 128 keys; the grid is (heads in a group, key tiles, groups of heads)."""
+    """Compute dK, dV and a share of dQ for 128 keys; the grid is (heads in a group, key tiles, groups of heads).
+
+    Packed documents are a batch of one, with descriptors as documents.py describes.
+    """
     K_COLUMNS: gl.constexpr = 64 if BLOCK_D == 128 else BLOCK_D
     shared = Shared(
         allocate_tiles(q.dtype, 2 * BLOCK_D // K_COLUMNS, 64, K_COLUMNS),
@@ -134,16 +144,41 @@ def attention_backward_d128_kernel(
         allocate_barriers(1, 1),
     )
     fence_async_shared()
+    if documents is None:
+        place: gl.constexpr = None
+    else:
+        place, n_queries, n_keys = locate_document(cu_seqlens_q, cu_seqlens_k, documents, n_queries, n_keys)
     inputs = (shared, heads, n_queries, n_keys, softmax_scale_log2, softmax_scale)
     DETERMINISTIC: gl.constexpr = added is not None
     gl.warp_specialize(
         [
             (
                 load_and_sum_dq,
-                (q, k, v, do, lse_delta, dq, added, inputs, window_left, HEADS_PER_KV_HEAD, BLOCK_D, IS_CAUSAL, RAGGED),
+                (
+                    q,
+                    k,
+                    v,
+                    do,
+                    lse_delta,
+                    dq,
+                    added,
+                    inputs,
+                    window_left,
+                    place,
+                    HEADS_PER_KV_HEAD,
+                    BLOCK_D,
+                    IS_CAUSAL,
+                    RAGGED,
+                ),
             ),
-            (sum_dkdv, (dk, dv, inputs, window_left, 0, BLOCK_D, IS_CAUSAL, RAGGED, SOFTCAP_LOG2, DETERMINISTIC)),
-            (sum_dkdv, (dk, dv, inputs, window_left, 1, BLOCK_D, IS_CAUSAL, RAGGED, SOFTCAP_LOG2, DETERMINISTIC)),
+            (
+                sum_dkdv,
+                (dk, dv, inputs, window_left, place, 0, BLOCK_D, IS_CAUSAL, RAGGED, SOFTCAP_LOG2, DETERMINISTIC),
+            ),
+            (
+                sum_dkdv,
+                (dk, dv, inputs, window_left, place, 1, BLOCK_D, IS_CAUSAL, RAGGED, SOFTCAP_LOG2, DETERMINISTIC),
+            ),
         ],
         [4, 4],
         [DKDV_REGISTERS, DKDV_REGISTERS],
@@ -161,6 +196,7 @@ def load_and_sum_dq(
     added,
     inputs,
     window_left,
+    place,
     HEADS_PER_KV_HEAD: gl.constexpr,
     BLOCK_D: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
@@ -169,11 +205,12 @@ def load_and_sum_dq(
     """Load tiles for all partitions, and sum this program's share of dQ, tile by tile, in two parts."""
     DETERMINISTIC: gl.constexpr = added is not None
     shared, heads, n_queries, n_keys, _, _ = inputs
-    work = locate(n_queries, n_keys, window_left, IS_CAUSAL, RAGGED)
+    work = locate(n_queries, n_keys, window_left, place, IS_CAUSAL, RAGGED)
     batch_head = locate_head()
-    batch, head = batch_head // heads, batch_head % heads
-    sources = Sources(q, do, lse_delta, batch, head, batch_head * work.query_tiles)
-    load_keys(k, v, batch, head // HEADS_PER_KV_HEAD, work.start_n, shared, BLOCK_D)
+    head = batch_head % heads
+    queries, keys = sequences(batch_head // heads, n_queries, n_keys, place)
+    sources = Sources(q, do, lse_delta, queries, head, first_query_tile(work, place))
+    load_keys(k, v, keys, head // HEADS_PER_KV_HEAD, work.start_n, shared, BLOCK_D)
     for j in range(gl.minimum(STAGES, work.steps)):
         load_step(j, sources, shared, work, window_left, BLOCK_D, IS_CAUSAL, DETERMINISTIC)
     mbarrier.wait(shared.kv_full.index(0), 0)
@@ -186,7 +223,7 @@ def load_and_sum_dq(
             if DETERMINISTIC:  # noqa: SIM102 - a constant and a number
                 if half == 0:
                     tile = query_tile(work, j, window_left, IS_CAUSAL, DETERMINISTIC)
-                    await_turn(added, sources.first_tile, tile, j == 0, window_left)
+                    await_turn(added, sources.first_tile, tile, j == 0, window_left, place)
             share = share_of_dq(shared, j, half, zero, BLOCK_D)
             mbarrier.arrive(shared.ds_empty.index(0), pred=half == 1)
             if DETERMINISTIC:
@@ -206,7 +243,7 @@ def load_and_sum_dq(
             tile = query_tile(work, j, window_left, IS_CAUSAL, DETERMINISTIC)
             first_part = (sources.first_tile + tile) * (BLOCK_D // COLUMNS)
             if DETERMINISTIC:
-                await_turn(added, sources.first_tile, tile, j == 0, window_left)
+                await_turn(added, sources.first_tile, tile, j == 0, window_left, place)
             share = share_of_dq(shared, j, 0, wide, BLOCK_D)
             if DETERMINISTIC:
                 sync_warpgroup()
@@ -252,14 +289,14 @@ def keys_of(shared, INDEX: gl.constexpr, BLOCK_D: gl.constexpr, none=0):
 
 
 @gluon.jit
-def load_keys(k, v, batch, head, start_n, shared, BLOCK_D: gl.constexpr):
+def load_keys(k, v, sequence, head, start_n, shared, BLOCK_D: gl.constexpr):
     """Copy the keys and values of both warpgroups."""
     for i in gl.static_range(2):
         full = shared.kv_full.index(i)
         mbarrier.expect(full, 2 * 64 * BLOCK_D * 2)
         row = start_n + i * 64
-        load_matrix(k, batch, head, row, full, keys_of(shared, i, BLOCK_D))
-        load_matrix(v, batch, head, row, full, matrix_of(shared.v, i))
+        load_matrix(k, sequence, head, row, full, keys_of(shared, i, BLOCK_D))
+        load_matrix(v, sequence, head, row, full, matrix_of(shared.v, i))
 
 
 @gluon.jit
@@ -277,12 +314,12 @@ def load_step(
     stage = j % STAGES
     full = shared.full.index(stage)
     tile = query_tile(work, j, window_left, IS_CAUSAL, DETERMINISTIC)
-    batch, head, start_m = sources.batch, sources.head, tile * 64
+    sequence, head, start_m = sources.sequence, sources.head, tile * 64
     statistics = (sources.first_tile + tile) * 128
     mbarrier.expect(full, 2 * 64 * BLOCK_D * 2 + 2 * 64 * 4)
-    load_matrix(sources.q, batch, head, start_m, full, matrix_of(shared.q, stage))
+    load_matrix(sources.q, sequence, head, start_m, full, matrix_of(shared.q, stage))
     async_load(sources.lse_delta, [statistics], full, shared.lse.index(stage))
-    load_matrix(sources.do, batch, head, start_m, full, matrix_of(shared.do, stage))
+    load_matrix(sources.do, sequence, head, start_m, full, matrix_of(shared.do, stage))
     async_load(sources.lse_delta, [statistics + 64], full, shared.delta.index(stage))
 
 
@@ -292,6 +329,7 @@ def sum_dkdv(
     dv,
     inputs,  # shared state of the partitions, and the problem's sizes
     window_left,
+    place,
     INDEX: gl.constexpr,  # index of this warpgroup, of two
     BLOCK_D: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
@@ -302,7 +340,7 @@ def sum_dkdv(
     """Sum dK and dV of 64 keys."""
     shared, heads, n_queries, n_keys, softmax_scale_log2, softmax_scale = inputs
     S: gl.constexpr = sum_layout(64)
-    work = locate(n_queries, n_keys, window_left, IS_CAUSAL, RAGGED)
+    work = locate(n_queries, n_keys, window_left, place, IS_CAUSAL, RAGGED)
     start_n = work.start_n + INDEX * 64
     first_query = first_queries(start_n, n_keys, S, IS_CAUSAL, RAGGED)
     zero = gl.zeros([64, 64], gl.float32, S)
@@ -329,8 +367,8 @@ def sum_dkdv(
         )
     if INDEX == 0:
         wait_for_turn(0)  # the last turn given, which no other warpgroup takes
-    store_gradient(dv, dv_sum, 1.0, matrix_of(shared.v, INDEX), heads, start_n)
-    store_gradient(dk, dk_sum, softmax_scale, matrix_of(shared.v, INDEX), heads, start_n)
+    store_gradient(dv, dv_sum, 1.0, matrix_of(shared.v, INDEX), heads, n_keys, start_n, place)
+    store_gradient(dk, dk_sum, softmax_scale, matrix_of(shared.v, INDEX), heads, n_keys, start_n, place)
 
 
 @gluon.jit

@@ -21,7 +21,9 @@ from cs336_systems.attention.hopper.backward_common import (
     await_turn,
     end_turn,
     first_queries,
+    first_query_tile,
     locate,
+    locate_document,
     locate_head,
     probabilities,
     query_tile,
@@ -30,6 +32,7 @@ from cs336_systems.attention.hopper.backward_common import (
 )
 from cs336_systems.attention.hopper.barriers import allocate_barriers, sync_warpgroup, wait_empty, wait_full
 from cs336_systems.attention.hopper.copies import async_load
+from cs336_systems.attention.hopper.documents import coordinates, sequences
 from cs336_systems.attention.hopper.registers import pack, unpack
 from cs336_systems.attention.hopper.softcap import through_softcap
 
@@ -63,7 +66,7 @@ class Shared(NamedTuple):
     ds_empty: Any
 
 
-@gluon.jit(do_not_specialize=["heads", "n_queries", "n_keys", "window_left"])
+@gluon.jit(do_not_specialize=["heads", "n_queries", "n_keys", "window_left", "documents"])
 def attention_backward_d64_kernel(
     q,  # descriptor of [batch, heads, n_queries, d] in tiles of [1, 1, 64, 64]
     k,  # descriptor of [batch, heads / HEADS_PER_KV_HEAD, n_keys, d], likewise
@@ -74,12 +77,15 @@ def attention_backward_d64_kernel(
     lse_delta,  # descriptor of [batch x heads x query tiles x 2 x 64] fp32 in tiles of 64: L in units of log2, then D
     dq,  # pointer, [batch x heads x query tiles, 64 x 64] fp32: dQ / softmax_scale is added to it, see add_dq
     added,  # pointer, [batch x heads x query tiles] int32: programs that have added to dQ, 0; None for any order
+    cu_seqlens_q,  # pointer, [documents + 1] int32; None without packed documents
+    cu_seqlens_k,
     heads,
     n_queries,
     n_keys,
     softmax_scale_log2,  # log2(e) / sqrt(d); with softcap 1 / (softcap sqrt(d))
     softmax_scale,  # 1 / sqrt(d)
     window_left,  # with a causal mask only; None for none
+    documents,
     HEADS_PER_KV_HEAD: gl.constexpr,  # neighbouring heads of q that share one of k and v
     IS_CAUSAL: gl.constexpr,
     RAGGED: gl.constexpr,  # n_keys is no multiple of 128
@@ -87,7 +93,10 @@ def attention_backward_d64_kernel(
     DKDV_REGISTERS: gl.constexpr,  # per thread
     LOADER_REGISTERS: gl.constexpr,
 ):
-    """Compute dK, dV and a share of dQ for 128 keys; the grid is (heads in a group, key tiles, groups of heads)."""
+    """Compute dK, dV and a share of dQ for 128 keys; the grid is (heads in a group, key tiles, groups of heads).
+
+    Packed documents are a batch of one, with descriptors as documents.py describes.
+    """
     TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
     shared = Shared(
         gl.allocate_shared_memory(q.dtype, [2, 64, 64], TILE),
@@ -106,16 +115,33 @@ def attention_backward_d64_kernel(
         allocate_barriers(DS_STAGES, 1),
     )
     fence_async_shared()
+    if documents is None:
+        place: gl.constexpr = None
+    else:
+        place, n_queries, n_keys = locate_document(cu_seqlens_q, cu_seqlens_k, documents, n_queries, n_keys)
     inputs = (shared, heads, n_queries, n_keys, softmax_scale_log2, softmax_scale)
     DETERMINISTIC: gl.constexpr = added is not None
     gl.warp_specialize(
         [
-            (sum_dq, (dq, added, inputs, window_left, IS_CAUSAL, RAGGED)),
-            (sum_dkdv, (dk, dv, inputs, window_left, 0, IS_CAUSAL, RAGGED, SOFTCAP_LOG2, DETERMINISTIC)),
-            (sum_dkdv, (dk, dv, inputs, window_left, 1, IS_CAUSAL, RAGGED, SOFTCAP_LOG2, DETERMINISTIC)),
+            (sum_dq, (dq, added, inputs, window_left, place, IS_CAUSAL, RAGGED)),
+            (sum_dkdv, (dk, dv, inputs, window_left, place, 0, IS_CAUSAL, RAGGED, SOFTCAP_LOG2, DETERMINISTIC)),
+            (sum_dkdv, (dk, dv, inputs, window_left, place, 1, IS_CAUSAL, RAGGED, SOFTCAP_LOG2, DETERMINISTIC)),
             (
                 loader,
-                (q, k, v, do, lse_delta, inputs, window_left, HEADS_PER_KV_HEAD, IS_CAUSAL, RAGGED, DETERMINISTIC),
+                (
+                    q,
+                    k,
+                    v,
+                    do,
+                    lse_delta,
+                    inputs,
+                    window_left,
+                    place,
+                    HEADS_PER_KV_HEAD,
+                    IS_CAUSAL,
+                    RAGGED,
+                    DETERMINISTIC,
+                ),
             ),
         ],
         [4, 4, 1],
@@ -132,6 +158,7 @@ def loader(
     lse_delta,
     inputs,  # shared state of the partitions, and the problem's sizes
     window_left,
+    place,
     HEADS_PER_KV_HEAD: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
     RAGGED: gl.constexpr,
@@ -139,33 +166,35 @@ def loader(
 ):
     """Copy keys and values, then queries and output gradients; elements beyond the tensors' ends read as zero."""
     shared, heads, n_queries, n_keys, _, _ = inputs
-    work = locate(n_queries, n_keys, window_left, IS_CAUSAL, RAGGED)
+    work = locate(n_queries, n_keys, window_left, place, IS_CAUSAL, RAGGED)
     batch_head = locate_head()
-    batch, head = batch_head // heads, batch_head % heads
+    head = batch_head % heads
+    queries, keys = sequences(batch_head // heads, n_queries, n_keys, place)
     for i in gl.static_range(2):
         mbarrier.expect(shared.kv_full.index(i), k.block_type.nbytes + v.block_type.nbytes)
-        rows = [batch, head // HEADS_PER_KV_HEAD, work.start_n + i * 64, 0]
+        rows = coordinates(k, keys, head // HEADS_PER_KV_HEAD, work.start_n + i * 64, 0)
         async_load(k, rows, shared.kv_full.index(i), shared.k.index(i))
         async_load(v, rows, shared.kv_full.index(i), shared.v.index(i))
     for j in range(work.steps):
         stage = j % STAGES
         tile = query_tile(work, j, window_left, IS_CAUSAL, DETERMINISTIC)
-        statistics = (batch_head * work.query_tiles + tile) * 128
+        statistics = (first_query_tile(work, place) + tile) * 128
+        rows = coordinates(q, queries, head, tile * 64, 0)
         wait_empty(shared.q_empty, j, STAGES)
         full = shared.q_full.index(stage)
         mbarrier.expect(full, q.block_type.nbytes + 64 * 4)
         async_load(lse_delta, [statistics], full, shared.lse.index(stage))
-        async_load(q, [batch, head, tile * 64, 0], full, shared.q.index(stage))
+        async_load(q, rows, full, shared.q.index(stage))
         wait_empty(shared.do_empty, j, STAGES)
         full = shared.do_full.index(stage)
         mbarrier.expect(full, do.block_type.nbytes + 64 * 4)
         async_load(lse_delta, [statistics + 64], full, shared.delta.index(stage))
-        async_load(do, [batch, head, tile * 64, 0], full, shared.do.index(stage))
+        async_load(do, rows, full, shared.do.index(stage))
     # Any queries, for the unneeded scores.
     wait_empty(shared.q_empty, work.steps, STAGES)
     full = shared.q_full.index(work.steps % STAGES)
     mbarrier.expect(full, q.block_type.nbytes)
-    async_load(q, [batch, head, 0, 0], full, shared.q.index(work.steps % STAGES))
+    async_load(q, coordinates(q, queries, head, 0, 0), full, shared.q.index(work.steps % STAGES))
 
 
 @gluon.jit
@@ -174,6 +203,7 @@ def sum_dkdv(
     dv,
     inputs,  # shared state of the partitions, and the problem's sizes
     window_left,
+    place,
     INDEX: gl.constexpr,  # index of this warpgroup, of two
     IS_CAUSAL: gl.constexpr,
     RAGGED: gl.constexpr,
@@ -184,7 +214,7 @@ def sum_dkdv(
     shared, heads, n_queries, n_keys, softmax_scale_log2, softmax_scale = inputs
     # Layout of all matmuls here: a row has 64 queries or 64 elements of a head.
     S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
-    work = locate(n_queries, n_keys, window_left, IS_CAUSAL, RAGGED)
+    work = locate(n_queries, n_keys, window_left, place, IS_CAUSAL, RAGGED)
     start_n = work.start_n + INDEX * 64
     first_query = first_queries(start_n, n_keys, S, IS_CAUSAL, RAGGED)
     zero = gl.zeros([64, 64], gl.float32, S)
@@ -209,8 +239,8 @@ def sum_dkdv(
             *(j, start_m, scores, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query),
             *(softmax_scale_log2, window_left, INDEX, SOFTCAP_LOG2, DETERMINISTIC),
         )
-    store_gradient(dv, (dv_sum,), 1.0, (shared.v.index(INDEX),), heads, start_n)
-    store_gradient(dk, (dk_sum,), softmax_scale, (shared.v.index(INDEX),), heads, start_n)
+    store_gradient(dv, (dv_sum,), 1.0, (shared.v.index(INDEX),), heads, n_keys, start_n, place)
+    store_gradient(dk, (dk_sum,), softmax_scale, (shared.v.index(INDEX),), heads, n_keys, start_n, place)
 
 
 @gluon.jit
@@ -265,13 +295,13 @@ def step(
 
 
 @gluon.jit
-def sum_dq(dq, added, inputs, window_left, IS_CAUSAL: gl.constexpr, RAGGED: gl.constexpr):
+def sum_dq(dq, added, inputs, window_left, place, IS_CAUSAL: gl.constexpr, RAGGED: gl.constexpr):
     """Sum this program's share of dQ, tile by tile."""
     DETERMINISTIC: gl.constexpr = added is not None
     shared, _, n_queries, n_keys, _, _ = inputs
     DQ: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
-    work = locate(n_queries, n_keys, window_left, IS_CAUSAL, RAGGED)
-    first_tile = locate_head() * work.query_tiles
+    work = locate(n_queries, n_keys, window_left, place, IS_CAUSAL, RAGGED)
+    first_tile = first_query_tile(work, place)
     zero = gl.zeros([64, 64], gl.float32, DQ)
     mbarrier.wait(shared.kv_full.index(0), 0)
     mbarrier.wait(shared.kv_full.index(1), 0)
@@ -280,7 +310,7 @@ def sum_dq(dq, added, inputs, window_left, IS_CAUSAL: gl.constexpr, RAGGED: gl.c
         phase = (j // DS_STAGES) & 1
         if DETERMINISTIC:
             tile = query_tile(work, j, window_left, IS_CAUSAL, DETERMINISTIC)
-            await_turn(added, first_tile, tile, j == 0, window_left)
+            await_turn(added, first_tile, tile, j == 0, window_left, place)
         mbarrier.wait(shared.ds_full.index(stage * 2), phase)
         ds = shared.ds.index(stage * 2).permute((1, 0))
         share = warpgroup_mma(ds, shared.k.index(0), zero, use_acc=False, is_async=True)

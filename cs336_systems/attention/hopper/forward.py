@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from cs336_systems.attention.hopper.barriers import allocate_barriers, give_turn, wait_empty, wait_for_turn, wait_full
 from cs336_systems.attention.hopper.copies import store_wait
+from cs336_systems.attention.hopper.documents import Place, locate_in_documents, sequences
 from cs336_systems.attention.hopper.head_tiles import (
     add_product,
     allocate_tiles,
@@ -57,7 +58,7 @@ class Shared(NamedTuple):
     """Barrier of each stage: all consumers have read its tiles."""
 
 
-@gluon.jit(do_not_specialize=["heads", "n_queries", "n_keys", "window_left"])
+@gluon.jit(do_not_specialize=["heads", "n_queries", "n_keys", "window_left", "documents"])
 def attention_forward_kernel(
     q,  # descriptor of [batch, heads, n_queries, d] in boxes of [1, 1, 64, columns], see box_columns
     k,  # descriptor of [batch, heads / HEADS_PER_KV_HEAD, n_keys, d] in boxes of [1, 1, BLOCK_N, columns]
@@ -65,11 +66,14 @@ def attention_forward_kernel(
     o,  # descriptor like q's, out
     lse,  # pointer, [batch, heads, n_queries] fp32, out: log-sum-exp of the scaled scores, natural logarithm
     sinks,  # pointer, [heads]; None for none, as window_left
+    cu_seqlens_q,  # pointer, [documents + 1] int32; None without packed documents
+    cu_seqlens_k,
     heads,
     n_queries,
     n_keys,
     softmax_scale_log2,  # log2(e) / sqrt(d); with softcap 1 / (softcap sqrt(d))
     window_left,  # with a causal mask only
+    documents,
     HEADS_PER_KV_HEAD: gl.constexpr,  # neighbouring heads of q that share one of k and v
     BLOCK_D: gl.constexpr,  # d, padded to 64, 80, 96 or 128
     CONSUMERS: gl.constexpr,  # warpgroups of 64 queries
@@ -78,7 +82,10 @@ def attention_forward_kernel(
     CONSUMER_REGISTERS: gl.constexpr,  # per thread
     LOADER_REGISTERS: gl.constexpr,
 ):
-    """Compute attention of one tile of queries; the grid is (heads in a group, query tiles, groups of heads)."""
+    """Compute attention of one tile of queries; the grid is (heads in a group, query tiles, groups of heads).
+
+    Packed documents are a batch of one, with descriptors as documents.py describes.
+    """
     shared = Shared(
         allocate_tiles(q.dtype, CONSUMERS, 64, BLOCK_D),
         allocate_tiles(q.dtype, STAGES, BLOCK_N, BLOCK_D),
@@ -88,12 +95,22 @@ def attention_forward_kernel(
         allocate_barriers(STAGES, CONSUMERS),
     )
     fence_async_shared()
+    if documents is None:
+        place: gl.constexpr = None
+    else:
+        tile = gl.num_programs(1) - 1 - gl.program_id(1)
+        start_m, _, first_q, of_document, first_k, n_keys = locate_in_documents(
+            tile, cu_seqlens_q, cu_seqlens_k, documents, n_queries, CONSUMERS * 64
+        )
+        head = gl.program_id(2) * gl.num_programs(0) + gl.program_id(0)
+        place = Place(start_m, first_q, first_k, head.to(gl.int64) * n_queries + first_q)
+        n_queries = of_document
     inputs = (shared, heads, n_queries, n_keys, softmax_scale_log2)
     if CONSUMERS == 1:
         gl.warp_specialize(
             [
-                (consumer, (o, lse, sinks, inputs, window_left, 0, BLOCK_D, CONSUMERS, IS_CAUSAL, SOFTCAP_LOG2)),
-                (loader, (q, k, v, inputs, window_left, HEADS_PER_KV_HEAD, BLOCK_D, CONSUMERS, IS_CAUSAL)),
+                (consumer, (o, lse, sinks, inputs, window_left, place, 0, BLOCK_D, CONSUMERS, IS_CAUSAL, SOFTCAP_LOG2)),
+                (loader, (q, k, v, inputs, window_left, place, HEADS_PER_KV_HEAD, BLOCK_D, CONSUMERS, IS_CAUSAL)),
             ],
             [1],
             [LOADER_REGISTERS],
@@ -101,9 +118,9 @@ def attention_forward_kernel(
     elif CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consumer, (o, lse, sinks, inputs, window_left, 0, BLOCK_D, CONSUMERS, IS_CAUSAL, SOFTCAP_LOG2)),
-                (consumer, (o, lse, sinks, inputs, window_left, 1, BLOCK_D, CONSUMERS, IS_CAUSAL, SOFTCAP_LOG2)),
-                (loader, (q, k, v, inputs, window_left, HEADS_PER_KV_HEAD, BLOCK_D, CONSUMERS, IS_CAUSAL)),
+                (consumer, (o, lse, sinks, inputs, window_left, place, 0, BLOCK_D, CONSUMERS, IS_CAUSAL, SOFTCAP_LOG2)),
+                (consumer, (o, lse, sinks, inputs, window_left, place, 1, BLOCK_D, CONSUMERS, IS_CAUSAL, SOFTCAP_LOG2)),
+                (loader, (q, k, v, inputs, window_left, place, HEADS_PER_KV_HEAD, BLOCK_D, CONSUMERS, IS_CAUSAL)),
             ],
             [4, 1],
             [CONSUMER_REGISTERS, LOADER_REGISTERS],
@@ -111,10 +128,10 @@ def attention_forward_kernel(
     else:
         gl.warp_specialize(
             [
-                (consumer, (o, lse, sinks, inputs, window_left, 0, BLOCK_D, CONSUMERS, IS_CAUSAL, SOFTCAP_LOG2)),
-                (consumer, (o, lse, sinks, inputs, window_left, 1, BLOCK_D, CONSUMERS, IS_CAUSAL, SOFTCAP_LOG2)),
-                (consumer, (o, lse, sinks, inputs, window_left, 2, BLOCK_D, CONSUMERS, IS_CAUSAL, SOFTCAP_LOG2)),
-                (loader, (q, k, v, inputs, window_left, HEADS_PER_KV_HEAD, BLOCK_D, CONSUMERS, IS_CAUSAL)),
+                (consumer, (o, lse, sinks, inputs, window_left, place, 0, BLOCK_D, CONSUMERS, IS_CAUSAL, SOFTCAP_LOG2)),
+                (consumer, (o, lse, sinks, inputs, window_left, place, 1, BLOCK_D, CONSUMERS, IS_CAUSAL, SOFTCAP_LOG2)),
+                (consumer, (o, lse, sinks, inputs, window_left, place, 2, BLOCK_D, CONSUMERS, IS_CAUSAL, SOFTCAP_LOG2)),
+                (loader, (q, k, v, inputs, window_left, place, HEADS_PER_KV_HEAD, BLOCK_D, CONSUMERS, IS_CAUSAL)),
             ],
             [4, 4, 1],
             [CONSUMER_REGISTERS, CONSUMER_REGISTERS, LOADER_REGISTERS],
@@ -122,7 +139,7 @@ def attention_forward_kernel(
 
 
 @gluon.jit
-def locate(heads, n_keys, window_left, BLOCK_M: gl.constexpr, IS_CAUSAL: gl.constexpr):
+def locate(heads, n_keys, window_left, place, BLOCK_M: gl.constexpr, IS_CAUSAL: gl.constexpr):
     """Compute this program's batch, head, first query, first key tile, and their number, which is at least one.
 
     With a causal mask the last queries see the most keys. They come first, so that the last programs are short.
@@ -130,13 +147,18 @@ def locate(heads, n_keys, window_left, BLOCK_M: gl.constexpr, IS_CAUSAL: gl.cons
     batch_head = gl.program_id(2) * gl.num_programs(0) + gl.program_id(0)
     tile = gl.program_id(1)
     end_n = n_keys
-    if IS_CAUSAL:
+    if place is not None:
+        tile = place.start // BLOCK_M
+    elif IS_CAUSAL:
         tile = gl.num_programs(1) - 1 - tile
+    if IS_CAUSAL:
         end_n = gl.minimum(n_keys, (tile + 1) * BLOCK_M)
     batch = batch_head // heads
     head = batch_head % heads
     start_m = tile * BLOCK_M
     end = gl.cdiv(end_n, BLOCK_N)
+    if place is not None:  # there may be no keys
+        end = gl.maximum(end, 1)
     first = 0
     if window_left is not None:
         first = gl.minimum(gl.maximum(start_m - window_left, 0) // BLOCK_N, end - 1)
@@ -150,37 +172,39 @@ def loader(
     v,
     inputs,  # shared state of the partitions, and the problem's sizes
     window_left,
+    place,
     HEADS_PER_KV_HEAD: gl.constexpr,
     BLOCK_D: gl.constexpr,
     CONSUMERS: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
 ):
     """Copy the queries, then keys and values; elements beyond the tensors' ends read as zero."""
-    shared, heads, _, n_keys, _ = inputs
-    batch, head, start_m, first, steps = locate(heads, n_keys, window_left, CONSUMERS * 64, IS_CAUSAL)
+    shared, heads, n_queries, n_keys, _ = inputs
+    batch, head, start_m, first, steps = locate(heads, n_keys, window_left, place, CONSUMERS * 64, IS_CAUSAL)
     kv_head = head // HEADS_PER_KV_HEAD
+    queries, keys = sequences(batch, n_queries, n_keys, place)
     TILE_BYTES: gl.constexpr = BLOCK_N * BLOCK_D * 2
     for i in gl.static_range(CONSUMERS):
         mbarrier.expect(shared.q_full.index(i), 64 * BLOCK_D * 2)
         q_tile = matrix_of(shared.q, i)
-        load_matrix(q, batch, head, start_m + i * 64, shared.q_full.index(i), q_tile)
+        load_matrix(q, queries, head, start_m + i * 64, shared.q_full.index(i), q_tile)
         if i == 0:
             mbarrier.expect(shared.full.index(0), TILE_BYTES)
             last = (first + steps - 1) * BLOCK_N
-            load_matrix(k, batch, kv_head, last, shared.full.index(0), matrix_of(shared.k, 0))
+            load_matrix(k, keys, kv_head, last, shared.full.index(0), matrix_of(shared.k, 0))
     for t in range(1, steps):
         stage = t % STAGES
         start_n = (first + steps - 1 - t) * BLOCK_N
         wait_empty(shared.empty, t, STAGES)
         full = shared.full.index(stage)
         mbarrier.expect(full, 2 * TILE_BYTES)
-        load_matrix(k, batch, kv_head, start_n, full, matrix_of(shared.k, stage))
-        load_matrix(v, batch, kv_head, start_n + BLOCK_N, full, matrix_of(shared.v, stage))
+        load_matrix(k, keys, kv_head, start_n, full, matrix_of(shared.k, stage))
+        load_matrix(v, keys, kv_head, start_n + BLOCK_N, full, matrix_of(shared.v, stage))
     stage_of_last = steps % STAGES
     wait_empty(shared.empty, steps, STAGES)
     mbarrier.expect(shared.full.index(stage_of_last), TILE_BYTES)
     v_tile = matrix_of(shared.v, stage_of_last)
-    load_matrix(v, batch, kv_head, first * BLOCK_N, shared.full.index(stage_of_last), v_tile)
+    load_matrix(v, keys, kv_head, first * BLOCK_N, shared.full.index(stage_of_last), v_tile)
 
 
 @gluon.jit
@@ -190,6 +214,7 @@ def consumer(
     sinks,
     inputs,  # shared state of the partitions, and the problem's sizes
     window_left,
+    place,
     INDEX: gl.constexpr,  # index of this consumer
     BLOCK_D: gl.constexpr,
     CONSUMERS: gl.constexpr,
@@ -204,7 +229,7 @@ def consumer(
     NEXT: gl.constexpr = (INDEX + 1) % CONSUMERS
     if CONSUMERS > 1 and INDEX == CONSUMERS - 1:
         give_turn(0)
-    batch, head, start_m, first, steps = locate(heads, n_keys, window_left, CONSUMERS * 64, IS_CAUSAL)
+    batch, head, start_m, first, steps = locate(heads, n_keys, window_left, place, CONSUMERS * 64, IS_CAUSAL)
     end = first + steps
     start_m += INDEX * 64
     # Keys up to here are visible, by row: [64].
@@ -279,9 +304,10 @@ def consumer(
     for i in gl.static_range(len(acc)):
         q_tile[i].store(acc[i].to(DTYPE))
     fence_async_shared()
-    store_matrix(o, batch, head, start_m, q_tile)
     offs_m = start_m + gl.arange(0, 64, layout=ROWS)
-    row = (batch * heads + head).to(gl.int64) * n_queries
+    queries, _ = sequences(batch, n_queries, n_keys, place)
+    store_matrix(o, queries, head, start_m, q_tile)
+    row = (batch * heads + head).to(gl.int64) * n_queries if place is None else place.of_head
     gl.store(lse + row + offs_m, (row_max + gl.log2(total)) * LN_2, mask=offs_m < n_queries)
     store_wait(0)
     if CONSUMERS > 1 and INDEX == 0:

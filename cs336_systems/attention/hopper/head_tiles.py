@@ -12,6 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
 from cs336_systems.attention.hopper.copies import async_load, async_store, reinterpret
+from cs336_systems.attention.hopper.documents import coordinates
 from cs336_systems.attention.hopper.registers import unpack
 
 
@@ -70,23 +71,24 @@ def box_of(part, i, COLUMNS: gl.constexpr):
 
 
 @gluon.jit
-def load_matrix(source, batch, head, row, full, matrix):
-    """Copy rows of a head to a matrix; elements beyond the tensor's end read as zero."""
-    COLUMNS: gl.constexpr = source.block_type.shape[3]
+def load_matrix(source, sequence, head, row, full, matrix):
+    """Copy rows of a head to a matrix; elements beyond the sequence's end read as zero."""
+    COLUMNS: gl.constexpr = source.block_type.shape[len(source.block_type.shape) - 1]
     for i in gl.static_range(len(matrix)):
         for j in gl.static_range(matrix[i].shape[1] // COLUMNS):
             column = i * matrix[0].shape[1] + j * COLUMNS
-            async_load(source, [batch, head, row, column], full, box_of(matrix[i], j, COLUMNS))
+            place = coordinates(source, sequence, head, row, column)
+            async_load(source, place, full, box_of(matrix[i], j, COLUMNS))
 
 
 @gluon.jit
-def store_matrix(target, batch, head, row, matrix):
-    """Copy a matrix to rows of a head; elements beyond the tensor's end are not written."""
-    COLUMNS: gl.constexpr = target.block_type.shape[3]
+def store_matrix(target, sequence, head, row, matrix):
+    """Copy a matrix to rows of a head; elements beyond the sequence's end are not written."""
+    COLUMNS: gl.constexpr = target.block_type.shape[len(target.block_type.shape) - 1]
     for i in gl.static_range(len(matrix)):
         for j in gl.static_range(matrix[i].shape[1] // COLUMNS):
             column = i * matrix[0].shape[1] + j * COLUMNS
-            async_store(target, [batch, head, row, column], box_of(matrix[i], j, COLUMNS))
+            async_store(target, coordinates(target, sequence, head, row, column), box_of(matrix[i], j, COLUMNS))
 
 
 @gluon.jit

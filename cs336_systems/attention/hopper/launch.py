@@ -2,7 +2,7 @@
 
 All functions accept q [batch, heads, n_queries, d] and k, v [batch, kv_heads, n_keys, d], or the same without the axis
 of heads, in bf16 or fp16, with any strides: tensors that a tensor map does not support are copied. Each head of k and v
-is shared by heads / kv_heads neighbouring heads of q.
+is shared by heads / kv_heads neighbouring heads of q. Packed documents are a batch of one.
 """
 
 import math
@@ -18,6 +18,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from cs336_systems.attention.hopper.backward_d64 import attention_backward_d64_kernel
 from cs336_systems.attention.hopper.backward_d128 import attention_backward_d128_kernel
 from cs336_systems.attention.hopper.backward_edges import attention_postprocess_kernel, attention_preprocess_kernel
+from cs336_systems.attention.hopper.documents import FAR
 from cs336_systems.attention.hopper.forward import BLOCK_N, attention_forward_kernel
 from cs336_systems.attention.hopper.head_tiles import box_columns, tile_layout
 from cs336_systems.attention.hopper.tile_config import BACKWARD_REGISTERS, ForwardTiles, backward_group, forward_tiles
@@ -26,7 +27,6 @@ from cs336_systems.attention.launcher import (
     Launch,
     MakeDescriptor,
     Strides,
-    cdiv,
     described_as,
     ensure_described,
     key_gradients,
@@ -48,21 +48,25 @@ MAX_GRID = 65535  # in the second and third dimension
 QUERIES = 64  # per warpgroup in the forward pass, per step in the backward pass
 KEYS = 128  # per program in the backward pass
 BLOCKS_D = (64, 80, 96, 128)  # the padded head dimensions
+NO_TENSORS = (None, None, None)  # sinks and the bounds of documents
 UNIT = 8  # 16-bit elements in 16 bytes; a tensor map's strides are multiples of that
 
 ROW_LAYOUT = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
 
 
-def obstacle(dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size) -> str:
+def obstacle(dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size, documents: int | None = None) -> str:
     """Name the reason why these kernels do not support inputs of this dtype and these shapes; empty if they do."""
+    variant = Variant(documents=documents)
     d = q_shape[-1]
     if dtype not in DTYPES:
         return "they accept bf16 and fp16"
     if d > BLOCKS_D[-1] or d % UNIT:
         return f"they accept head dimensions up to {BLOCKS_D[-1]} that are multiples of {UNIT}"
-    if math.prod(q_shape[:-2]) > MAX_GRID or max(q_shape[-2], k_shape[-2]) > MAX_GRID * QUERIES:
+    tiles = variant.count_tiles(max(q_shape[-2], k_shape[-2]), QUERIES)
+    if max(math.prod(q_shape[:-2]), tiles) > MAX_GRID:
         return "there are more or longer sequences than they accept"
-    return "" if is_faster(q_shape, k_shape) else "the Triton kernels are faster for these shapes"
+    faster = is_faster(variant.typical(q_shape), variant.typical(k_shape))
+    return "" if faster else "the Triton kernels are faster for these shapes"
 
 
 def is_faster(q_shape: torch.Size, k_shape: torch.Size) -> bool:
@@ -87,7 +91,7 @@ def attention_forward(
 ) -> tuple[Tensor, Tensor]:
     """Compute the output, like q, and its log-sum-exp L, [..., n_queries] fp32, natural logarithm.
 
-    Packed documents are not supported, nor a window without a causal mask. Tiles are the default ones unless an
+    A window without a causal mask is not supported. Tiles are the default ones unless an
     experiment passes its own.
     """
     variant, tensors = split_tensors(options)
@@ -95,7 +99,7 @@ def attention_forward(
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     q, k, v = ensure_described(q), ensure_described(k), ensure_described(v)
     strides = (q.stride(), k.stride(), v.stride(), o.stride())
-    _forward_launch(tiles, variant, q.dtype, q.shape, k.shape, strides)(q, k, v, o, lse, *tensors[:1])
+    _forward_launch(tiles, variant, q.dtype, q.shape, k.shape, strides)(q, k, v, o, lse, *tensors or NO_TENSORS)
     return o, lse
 
 
@@ -118,34 +122,27 @@ def attention_backward(
 
     Groups of heads have the default size unless an experiment passes its own.
     """
-    sinks = options.sinks
+    variant, tensors = split_tensors(options)
+    sinks, *bounds = tensors or NO_TENSORS
     dq, (dk, dv) = empty_output(q), key_gradients(q, k, v)
     inputs = k, v
     do, q, k, v = ensure_described(grad_o), ensure_described(q), ensure_described(k), ensure_described(v)
     strides = tuple(x.stride() for x in (q, k, v, do, dk, dv, o, dq))
-    without_sinks = options if sinks is None else options._replace(sinks=None)
-    launches = _backward_launches(group, without_sinks, q.dtype, q.shape, k.shape, strides)
+    problem = (group, variant._replace(sinks=None), q.dtype, q.shape, k.shape, strides)
+    launches = _backward_launches(*problem, has_grad_lse=grad_lse is not None)
     lse_delta = lse.new_empty(launches.lse_delta_size)
     dq_sums = lse.new_empty(launches.dq_size)
-    launches.preprocess(o, do, lse, lse_delta, dq_sums)
-    if grad_lse is not None:
-        _subtract_from_delta(lse_delta, grad_lse)
-    added = (lse.new_zeros(len(lse_delta) // (2 * QUERIES), dtype=torch.int32),) if options.deterministic else ()
-    launches.main(q, k, v, do, dk, dv, lse_delta, dq_sums, *added)
-    launches.postprocess(dq_sums, dq)
+    grad_lse = None if grad_lse is None else grad_lse.contiguous()
+    launches.preprocess(o, do, lse, lse_delta, dq_sums, grad_lse, *bounds)
+    added = lse.new_zeros(len(lse_delta) // (2 * QUERIES), dtype=torch.int32) if options.deterministic else None
+    launches.main(q, k, v, do, dk, dv, lse_delta, dq_sums, added, *bounds)
+    launches.postprocess(dq_sums, dq, *bounds)
     gradients = [dq, *sum_shared(dk, dv, *inputs)]
     if sinks is not None:
-        delta = lse_delta.view(*lse.shape[:2], -1, 2, QUERIES)[:, :, :, 1].flatten(2)[..., : lse.shape[2]]
-        gradients.append(sink_gradient(sinks, lse, delta))
+        of_tiles = lse_delta.view(*lse.shape[:2], -1, 2, QUERIES)
+        lse, delta = (x.flatten(2) for x in of_tiles.unbind(3))
+        gradients.append(sink_gradient(sinks, lse / LOG2_E, delta))
     return gradients
-
-
-def _subtract_from_delta(lse_delta: Tensor, grad_lse: Tensor) -> None:
-    """Replace D by D - dL in the tiles of 64 queries that attention_preprocess_kernel has written."""
-    n_queries = grad_lse.shape[-1]
-    tiles = cdiv(n_queries, QUERIES)
-    padded = torch.nn.functional.pad(grad_lse, (0, tiles * QUERIES - n_queries))
-    lse_delta.view(-1, 2, QUERIES)[:, 1] -= padded.reshape(-1, QUERIES)
 
 
 @lru_cache(CACHE_SIZE)
@@ -162,15 +159,16 @@ def _forward_launch(
     block_d = _block_d(d)
     options = variant.options
     left, _ = window_of(options, n_queries, n_keys)
-    tiles = tiles or forward_tiles(block_d, batch * heads, n_queries, n_keys, left)
+    *sequences, length, _ = variant.typical(q_shape)
+    keys = variant.typical(k_shape)[-2]
+    tiles = tiles or forward_tiles(block_d, math.prod(sequences), length, keys, left)
     q, k, v, o = strides
     group = largest_group(tiles.group, batch * heads)
-    missing = (None,) if variant.sinks is None else ()
     scale = _score_scale(softmax_scale(d, options.scale), options.softcap)
     return Launch(
         attention_forward_kernel,
-        (group, cdiv(n_queries, tiles.consumers * QUERIES), batch * heads // group),
-        (*missing, heads, n_queries, n_keys, scale, left),
+        (group, variant.count_tiles(n_queries, tiles.consumers * QUERIES), batch * heads // group),
+        (heads, n_queries, n_keys, scale, left, variant.documents),
         (
             heads // shape_4d(k_shape)[1],
             block_d,
@@ -181,10 +179,10 @@ def _forward_launch(
         ),
         maxnreg=tiles.maxnreg,
         descriptors=[
-            _tiles_of(q_shape, q, QUERIES, block_d),
-            _tiles_of(k_shape, k, BLOCK_N.value, block_d),
-            _tiles_of(k_shape, v, BLOCK_N.value, block_d),
-            _tiles_of(q_shape, o, QUERIES, block_d),
+            _tiles_of(variant, q_shape, q, QUERIES, block_d),
+            _tiles_of(variant, k_shape, k, BLOCK_N.value, block_d),
+            _tiles_of(variant, k_shape, v, BLOCK_N.value, block_d),
+            _tiles_of(variant, q_shape, o, QUERIES, block_d),
         ],
     )
 
@@ -202,64 +200,74 @@ class BackwardLaunches(NamedTuple):
 @lru_cache(CACHE_SIZE)
 def _backward_launches(
     group: int | None,
-    options: Options,
+    variant: Variant,
     dtype: torch.dtype,
     q_shape: torch.Size,
     k_shape: torch.Size,
     strides: Strides,
+    has_grad_lse: bool = False,
 ) -> BackwardLaunches:
+    options = variant.options
     batch, heads, n_queries, d = shape_4d(q_shape)
     n_keys = k_shape[-2]
     block_d = _block_d(d)
     scale = softmax_scale(d, options.scale)
     dk_shape = torch.Size((*q_shape[:-2], n_keys, d))  # and of dv
-    query_tiles = batch * heads * cdiv(n_queries, QUERIES)
+    query_tiles = batch * heads * variant.count_tiles(n_queries, QUERIES)
     lse_delta_size = query_tiles * 2 * QUERIES
     q, k, v, do, dk, dv, o, dq = strides
     preprocess = Launch(
         attention_preprocess_kernel,
         (query_tiles, 1, 1),
-        (*outer_strides(o), *outer_strides(do), heads, n_queries),
+        (*outer_strides(o), *outer_strides(do), heads, n_queries, variant.documents),
         (d, block_d, triton.next_power_of_2(block_d)),
         num_stages=1,
     )
-    group = largest_group(group or backward_group(block_d, n_queries, options.deterministic), batch * heads)
+    length = variant.typical(q_shape)[-2]
+    group = largest_group(group or backward_group(block_d, length, options.deterministic), batch * heads)
     left, _ = window_of(options, n_queries, n_keys)
     dq_columns = min(box_columns(block_d), 64)
     row = {"shape": [lse_delta_size], "strides": [1], "block_shape": [QUERIES], "layout": ROW_LAYOUT}
     widths = () if block_d == 64 else (block_d,)
-    missing = () if options.deterministic else (None,)
-    flags = (options.is_causal, n_keys % KEYS != 0, options.softcap * LOG2_E if options.softcap else None)
+    ragged = variant.documents is not None or n_keys % KEYS != 0
+    flags = (options.is_causal, ragged, options.softcap * LOG2_E if options.softcap else None)
     main = Launch(
         attention_backward_d64_kernel if block_d == 64 else attention_backward_d128_kernel,
-        (group, cdiv(n_keys, KEYS), batch * heads // group),
-        (*missing, heads, n_queries, n_keys, _score_scale(scale, options.softcap), scale, left),
+        (group, variant.count_tiles(n_keys, KEYS), batch * heads // group),
+        (heads, n_queries, n_keys, _score_scale(scale, options.softcap), scale, left, variant.documents),
         (heads // shape_4d(k_shape)[1], *widths, *flags, *BACKWARD_REGISTERS[block_d]),
         descriptors=[
-            _tiles_of(q_shape, q, 64, block_d),
-            _tiles_of(k_shape, k, 64, dq_columns),
-            _tiles_of(k_shape, v, 64, block_d),
-            _tiles_of(q_shape, do, 64, block_d),
-            _tiles_of(dk_shape, dk, 64, block_d),
-            _tiles_of(dk_shape, dv, 64, block_d),
+            _tiles_of(variant, q_shape, q, 64, block_d),
+            _tiles_of(variant, k_shape, k, 64, dq_columns),
+            _tiles_of(variant, k_shape, v, 64, block_d),
+            _tiles_of(variant, q_shape, do, 64, block_d),
+            _tiles_of(variant, dk_shape, dk, 64, block_d),
+            _tiles_of(variant, dk_shape, dv, 64, block_d),
             partial(TensorDescriptor, **row),
         ],
     )
     postprocess = Launch(
         attention_postprocess_kernel,
         (query_tiles * block_d // dq_columns, 1, 1),
-        (*outer_strides(dq), heads, n_queries, scale),
+        (*outer_strides(dq), heads, n_queries, variant.documents, scale),
         (d, block_d, dq_columns),
         num_stages=1,
     )
     return BackwardLaunches(preprocess, main, postprocess, lse_delta_size, query_tiles * QUERIES * block_d)
 
 
-def _tiles_of(shape: torch.Size, strides: tuple[int, ...], block: int, block_d: int) -> MakeDescriptor:
-    """Make descriptors for tiles of block rows and block_d columns, with zeros beyond the tensor's end."""
+def _tiles_of(
+    variant: Variant, shape: torch.Size, strides: tuple[int, ...], block: int, block_d: int
+) -> MakeDescriptor:
+    """Make descriptors for tiles of block rows and block_d columns, with zeros beyond the end of a sequence."""
+    fields = described_as(shape, strides)
     blocks = [1, 1, block, box_columns(block_d)]
-    layout = tile_layout(block_d, 4)
-    return partial(TensorDescriptor, **described_as(shape, strides), block_shape=blocks, layout=layout)
+    if variant.documents is not None:  # see documents.py
+        (_, heads, _, d), (_, head, row, _) = fields["shape"], fields["strides"]
+        far = FAR.value
+        fields = {"shape": [2 * far - 1, far, heads, far, d], "strides": [2**34 - row, row, head, row, 1]}
+        blocks = [1, *blocks]
+    return partial(TensorDescriptor, **fields, block_shape=blocks, layout=tile_layout(block_d, len(blocks)))
 
 
 def _score_scale(scale: float, softcap: float | None) -> float:
