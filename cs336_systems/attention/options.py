@@ -133,8 +133,6 @@ def _slices(name: str, bounds: Tensor | None, tokens: int) -> list[slice]:
 def sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
     """Compute the gradient of sinks, [heads], from L and D, [batch, heads, n_queries].
 
-    Queries without probabilities have an L of infinity or minus infinity.
-
     A sink's value is zero, so its dS is -P D, where P = exp(sink - L).
     """
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)

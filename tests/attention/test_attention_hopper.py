@@ -361,7 +361,7 @@ def launches() -> dict[str, tuple[Launch, Variant]]:
             each = launch._forward_launch(tiles, variant, *problem[:3], strides[:4])
             result[f"forward, d {d}, {name}"] = each, variant
         for name, variant in backward.items():
-            result[f"backward, d {d}{name}"] = launch._backward_launches(None, variant, *problem).main, variant
+            result[f"backward, d {d}{name}"] = launch._backward_launches(None, variant, *problem, False).main, variant
     return result
 
 

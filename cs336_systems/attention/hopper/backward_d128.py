@@ -148,6 +148,8 @@ def attention_backward_d128_kernel(
         place: gl.constexpr = None
     else:
         place, n_queries, n_keys = locate_document(cu_seqlens_q, cu_seqlens_k, documents, n_queries, n_keys)
+        if place.start >= n_keys:  # an empty tile
+            return
     inputs = (shared, heads, n_queries, n_keys, softmax_scale_log2, softmax_scale)
     DETERMINISTIC: gl.constexpr = added is not None
     gl.warp_specialize(

@@ -37,6 +37,8 @@ def attention_preprocess_kernel(
     lse_delta,  # pointer, [batch x heads x query tiles, 2, 64] fp32, out: L in units of log2, and D = rowsum(O * dO)
     dq_sums,  # pointer, [batch x heads x query tiles, 64 x BLOCK_D] fp32, out: zeros
     grad_lse,  # pointer, [batch, heads, n_queries] fp32, is subtracted from D; None for none
+    sinks,  # pointer, [heads]; None for none
+    sink_sums,  # pointer, [batch x heads x query tiles] fp32, out: a tile's part of the gradient of its head's sink
     cu_seqlens_q,  # pointer, [documents + 1] int32; None without packed documents
     cu_seqlens_k,
     stride_ob,
@@ -75,6 +77,9 @@ def attention_preprocess_kernel(
     if grad_lse is not None:
         delta -= tl.load(grad_lse + row + rows, mask=start_m + rows < rows_of_sequence, other=0.0)
     tl.store(lse_delta + tile * 128 + 64 + rows, delta)
+    if sinks is not None:  # its value is zero, so its dS is -P D
+        sink = tl.load(sinks + head).to(tl.float32)
+        tl.store(sink_sums + tile, -tl.sum(tl.exp2((sink - lse_tile) * LOG2_E) * delta))
     ZEROS: tl.constexpr = 64 * (BLOCK_D & -BLOCK_D)
     for i in tl.static_range(64 * BLOCK_D // ZEROS):
         numbers = i * ZEROS + tl.arange(0, ZEROS)

@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 FAR = gl.constexpr(2**30)
-BOUNDS_AT_ONCE = gl.constexpr(1024)
+BOUNDS_AT_ONCE = gl.constexpr(256)
 
 
 class Place(NamedTuple):
@@ -61,7 +61,7 @@ def locate_in_documents(
 
     As triton_options.locate_in_documents does.
     """
-    LAYOUT: gl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
+    LAYOUT: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
     document = -1
     for first in range(0, documents + 1, BOUNDS_AT_ONCE):
         numbers = first + gl.arange(0, BOUNDS_AT_ONCE, layout=LAYOUT)

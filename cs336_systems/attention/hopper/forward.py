@@ -102,6 +102,8 @@ def attention_forward_kernel(
         start_m, _, first_q, of_document, first_k, n_keys = locate_in_documents(
             tile, cu_seqlens_q, cu_seqlens_k, documents, n_queries, CONSUMERS * 64
         )
+        if start_m >= of_document:  # an empty tile
+            return
         head = gl.program_id(2) * gl.num_programs(0) + gl.program_id(0)
         place = Place(start_m, first_q, first_k, head.to(gl.int64) * n_queries + first_q)
         n_queries = of_document

@@ -36,7 +36,7 @@ from cs336_systems.attention.launcher import (
     sum_shared,
 )
 from cs336_systems.attention.operators import empty_output, softmax_scale
-from cs336_systems.attention.options import DEFAULTS, Options, Variant, sink_gradient, split_tensors, window_of
+from cs336_systems.attention.options import DEFAULTS, Options, Variant, split_tensors, window_of
 
 LOG2_E = math.log2(math.e)
 DTYPES = (torch.bfloat16, torch.float16)
@@ -128,20 +128,19 @@ def attention_backward(
     inputs = k, v
     do, q, k, v = ensure_described(grad_o), ensure_described(q), ensure_described(k), ensure_described(v)
     strides = tuple(x.stride() for x in (q, k, v, do, dk, dv, o, dq))
-    problem = (group, variant._replace(sinks=None), q.dtype, q.shape, k.shape, strides)
-    launches = _backward_launches(*problem, has_grad_lse=grad_lse is not None)
+    launches = _backward_launches(group, variant, q.dtype, q.shape, k.shape, strides, grad_lse is not None)
     lse_delta = lse.new_empty(launches.lse_delta_size)
     dq_sums = lse.new_empty(launches.dq_size)
+    query_tiles = len(lse_delta) // (2 * QUERIES)
+    sink_sums = None if sinks is None else lse.new_empty(query_tiles)
     grad_lse = None if grad_lse is None else grad_lse.contiguous()
-    launches.preprocess(o, do, lse, lse_delta, dq_sums, grad_lse, *bounds)
-    added = lse.new_zeros(len(lse_delta) // (2 * QUERIES), dtype=torch.int32) if options.deterministic else None
+    launches.preprocess(o, do, lse, lse_delta, dq_sums, grad_lse, sinks, sink_sums, *bounds)
+    added = lse.new_zeros(query_tiles, dtype=torch.int32) if options.deterministic else None
     launches.main(q, k, v, do, dk, dv, lse_delta, dq_sums, added, *bounds)
     launches.postprocess(dq_sums, dq, *bounds)
     gradients = [dq, *sum_shared(dk, dv, *inputs)]
-    if sinks is not None:
-        of_tiles = lse_delta.view(*lse.shape[:2], -1, 2, QUERIES)
-        lse, delta = (x.flatten(2) for x in of_tiles.unbind(3))
-        gradients.append(sink_gradient(sinks, lse / LOG2_E, delta))
+    if sinks is not None and sink_sums is not None:
+        gradients.append(sink_sums.view(*lse.shape[:2], -1).sum((0, 2)).to(sinks.dtype))
     return gradients
 
 
@@ -205,7 +204,7 @@ def _backward_launches(
     q_shape: torch.Size,
     k_shape: torch.Size,
     strides: Strides,
-    has_grad_lse: bool = False,
+    has_grad_lse: bool,
 ) -> BackwardLaunches:
     options = variant.options
     batch, heads, n_queries, d = shape_4d(q_shape)
