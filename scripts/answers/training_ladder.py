@@ -191,22 +191,22 @@ def sizes(rungs: DataFrame, extremes: list[DataFrame]) -> Answer:
     single, alone = len(best) == 1, sum(len(ladder) == 1 for ladder in cells)
     return Answer(
         asked="Against its parts" if single else "All sizes",
-        verdict=facts.say("The fastest step takes {over:span times} the time of its parts alone.")
+        verdict=facts.say("The fastest bf16 step takes {over:span times} the time of its parts alone.")
         if single
         else facts.say(
-            "The fastest measured step of each model and batch reaches {utilization:span percent} of the bf16 peak "
+            "The fastest bf16 step of each model and batch reaches {utilization:span percent} of the bf16 peak "
             "({cells})."
         ),
         results=Captioned(
             grid(best, SIZES, text_columns=3),
-            "The rung with the shortest median step"
+            "The bf16 rung with the shortest median step"
             + ("" if single else f" of each model and batch ({alone} of {len(best)} measured with one rung only)")
             + ", and the sum of a bf16 step's parts, timed alone. The sum's p20–p80 adds up the parts' percentiles. "
             "MFU: share of the bf16 peak; mJ per token by the driver's counter"
             + ("." if best["first_steps"].notna().any() else ", in a longer run, whose steps may be slower."),
         ),
         reason=facts.say(
-            "" if single else "A cell's fastest step takes {over:span times} the time of its parts alone.",
+            "" if single else "These steps take {over:span times} the time of their parts alone.",
             YARDSTICK if spans["over"][0] < 1 else "",
             *(shape_of(row) for _, row in best.drop_duplicates("size").iterrows()),
             in_fp8(rungs, fastest(extremes[-1])) if extremes else "",
@@ -292,12 +292,12 @@ def advice(table: DataFrame, rungs: DataFrame, extremes: list[DataFrame]) -> Ans
     )
     return Answer(
         asked="What to do first",
-        missing=f"Not decided: no rung is known to save {100 * WORTH:.0f} % of the fastest step.",
+        missing=f"Not decided: no rung is known to save {100 * WORTH:.0f} % of the fastest bf16 step.",
         verdict=facts.say("For {size}, start with {must:listing}: otherwise it does not fit.")
         or facts.say("For {size}, start with {order:listing}.", order=italic([row["title"] for row in order[:2]])),
         more=facts.say(
             "They save {saved:listing}.",
-            "Then add what saves at least {worth:percent} of the fastest step: {order:listing}.",
+            "Then add what saves at least {worth:percent} of the fastest bf16 step: {order:listing}.",
             order=[say("_{row[title]}_ ({saved})", row=row, saved=saving(row)) for row in order[start:]],
         ),
         reason=facts.say(
