@@ -1,8 +1,11 @@
 """Answers to `torch_compile`: attention and the whole Transformer, compiled and eager."""
 
+from itertools import product
+
 from numpy import ceil
 from pandas import DataFrame, Series
 
+from cs336_systems.compare.speed import host_bound
 from cs336_systems.experiments.attention import Attention
 from cs336_systems.record.rows import parameters
 from scripts.rendering.answer import NOTHING, Answer, Answers, Captioned, Tables, count, least_and_most, say
@@ -20,7 +23,7 @@ COLUMNS = {title: title for title in PASSES} | {"training step": "step"}
 MODEL: Columns = {
     "": {"size": "{label}", "precision": "{precision}"},
     **{
-        f"{title} / ms": {way: f"{{{column} {way}:.1f}}{{host_bound {way}:star}}" for way in WAYS}
+        f"{title} / ms": {way: f"{{{column} {way}:.1f}}{{{title}, waits {way}:star}}" for way in WAYS}
         for title, column in COLUMNS.items()
     },
     "device busy / ms": {**{way: f"{{device_busy {way}:.1f}}" for way in WAYS}, "ratio": "{work:.2f}×"},
@@ -133,8 +136,12 @@ def both_ways(rows: DataFrame, steps: DataFrame, tried: DataFrame) -> DataFrame:
     eager, fast = (select(steps, compiled=way) for way in WAYS.values())
     lines = lines.merge(eager, how="left", on=keys).merge(fast, how="left", on=keys, suffixes=SUFFIXES)
     lost = [[way for way in WAYS if not measured(line[f"step {way}"])] for _, line in lines.iterrows()]
+    waits = {
+        f"{title}, waits {way}": host_bound(lines[f"{column} {way}"], lines[f"{title}, busy {way}"])
+        for (title, column), way in product(COLUMNS.items(), WAYS)
+    }
     warmup = lines["warmup_seconds compiled"] - lines["warmup compiled"] * lines["step compiled"] / 1e3
-    return compared(lines, "step").assign(
+    return compared(lines.assign(**waits), "step").assign(
         cost=warmup.clip(lower=0),
         message=[
             reason(select(rows, compiled=WAYS[ways[0]], size=line["size"], precision=line["precision"])) if ways else ""
