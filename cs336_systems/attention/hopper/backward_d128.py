@@ -233,7 +233,7 @@ def load_and_sum_dq(
             tile = query_tile(work, j, window_left, IS_CAUSAL, DETERMINISTIC)
             add_dq(dq, share, (sources.first_tile + tile) * 2 + half, 64)
             if (half == 1) & (j + STAGES < work.steps):
-                wait_full(shared.empty, j, STAGES)  # until both have released the tiles of this step
+                wait_full(shared.empty, j)  # until both have released the tiles of this step
                 load_step(j + STAGES, sources, shared, work, window_left, BLOCK_D, IS_CAUSAL, DETERMINISTIC)
             if DETERMINISTIC:  # noqa: SIM102
                 if half == 1:
@@ -254,7 +254,7 @@ def load_and_sum_dq(
             mbarrier.arrive(shared.ds_empty.index(0))
             add_dq(dq, rest, first_part + 64 // COLUMNS, COLUMNS)
             if j + STAGES < work.steps:
-                wait_full(shared.empty, j, STAGES)
+                wait_full(shared.empty, j)
                 load_step(j + STAGES, sources, shared, work, window_left, BLOCK_D, IS_CAUSAL, DETERMINISTIC)
             if DETERMINISTIC:
                 end_turn(added, sources.first_tile, tile)
@@ -400,7 +400,7 @@ def step(
     none = j >> 24
     q_tile = matrix_of(shared.q, stage)
     do_tile = matrix_of(shared.do, stage)
-    wait_full(shared.full, j, STAGES)
+    wait_full(shared.full, j)
     lse = shared.lse.index(stage).load(
         gl.SliceLayout(0, S)
     )  # read before the scores are computed, which then need not wait for it
@@ -421,7 +421,7 @@ def step(
     dv = add_product(dv, pack(p, DTYPE), do_tile)
     packed_ds = pack(ds, DTYPE)
     dk = add_product(dk, packed_ds, q_tile)
-    wait_empty(shared.ds_empty, j, 1)
+    wait_empty(shared.ds_empty, j)
     shared.ds[0].index(INDEX).store(unpack(packed_ds, DTYPE, S))
     fence_async_shared()
     mbarrier.arrive(shared.ds_full.index(INDEX))

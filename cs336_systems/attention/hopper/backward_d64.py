@@ -36,9 +36,6 @@ from cs336_systems.attention.hopper.documents import coordinates, sequences
 from cs336_systems.attention.hopper.registers import pack, unpack
 from cs336_systems.attention.hopper.softcap import through_softcap
 
-STAGES = gl.constexpr(2)  # of the rings of queries and output gradients
-DS_STAGES = gl.constexpr(2)  # of the ring of dS
-
 
 class Shared(NamedTuple):
     """Shared memory and barriers of a program's partitions."""
@@ -48,15 +45,15 @@ class Shared(NamedTuple):
     v: Any
     """Values, likewise; staging area of the gradients at the end."""
     q: Any
-    """Ring of queries, [STAGES, 64, 64]."""
+    """Ring of queries, [stages, 64, 64]."""
     do: Any
     """Ring of output gradients, likewise."""
     lse: Any
-    """Ring of L, [STAGES, 64]; comes with the queries."""
+    """Ring of L, [stages, 64]; comes with the queries."""
     delta: Any
-    """Ring of D, [STAGES, 64]; comes with the output gradients."""
+    """Ring of D, [stages, 64]; comes with the output gradients."""
     ds: Any
-    """Ring of dS^T, [2 x DS_STAGES, 64, 64]: of both warpgroups."""
+    """Ring of dS^T, [2 x stages, 64, 64]: of both warpgroups."""
     kv_full: Any
     q_full: Any
     q_empty: Any
@@ -98,6 +95,8 @@ def attention_backward_d64_kernel(
     Packed documents are a batch of one, with descriptors as documents.py describes.
     """
     TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
+    DETERMINISTIC: gl.constexpr = added is not None
+    STAGES: gl.constexpr = 4 if DETERMINISTIC else 2  # more, so that others work on while the one for dQ waits
     shared = Shared(
         gl.allocate_shared_memory(q.dtype, [2, 64, 64], TILE),
         gl.allocate_shared_memory(q.dtype, [2, 64, 64], TILE),
@@ -105,14 +104,14 @@ def attention_backward_d64_kernel(
         gl.allocate_shared_memory(q.dtype, [STAGES, 64, 64], TILE),
         gl.allocate_shared_memory(gl.float32, [STAGES, 64], lse_delta.layout),
         gl.allocate_shared_memory(gl.float32, [STAGES, 64], lse_delta.layout),
-        gl.allocate_shared_memory(q.dtype, [2 * DS_STAGES, 64, 64], TILE),
+        gl.allocate_shared_memory(q.dtype, [2 * STAGES, 64, 64], TILE),
         allocate_barriers(2, 1),
         allocate_barriers(STAGES, 1),
         allocate_barriers(STAGES, 2),
         allocate_barriers(STAGES, 1),
         allocate_barriers(STAGES, 2),
-        allocate_barriers(2 * DS_STAGES, 1),
-        allocate_barriers(DS_STAGES, 1),
+        allocate_barriers(2 * STAGES, 1),
+        allocate_barriers(STAGES, 1),
     )
     fence_async_shared()
     if documents is None:
@@ -122,7 +121,6 @@ def attention_backward_d64_kernel(
         if place.start >= n_keys:  # an empty tile
             return
     inputs = (shared, heads, n_queries, n_keys, softmax_scale_log2, softmax_scale)
-    DETERMINISTIC: gl.constexpr = added is not None
     gl.warp_specialize(
         [
             (sum_dq, (dq, added, inputs, window_left, place, IS_CAUSAL, RAGGED)),
@@ -168,6 +166,7 @@ def loader(
 ):
     """Copy keys and values, then queries and output gradients; elements beyond the tensors' ends read as zero."""
     shared, heads, n_queries, n_keys, _, _ = inputs
+    STAGES: gl.constexpr = shared.q_full.shape[0]
     work = locate(n_queries, n_keys, window_left, place, IS_CAUSAL, RAGGED)
     batch_head = locate_head()
     head = batch_head % heads
@@ -182,18 +181,18 @@ def loader(
         tile = query_tile(work, j, window_left, IS_CAUSAL, DETERMINISTIC)
         statistics = (first_query_tile(work, place) + tile) * 128
         rows = coordinates(q, queries, head, tile * 64, 0)
-        wait_empty(shared.q_empty, j, STAGES)
+        wait_empty(shared.q_empty, j)
         full = shared.q_full.index(stage)
         mbarrier.expect(full, q.block_type.nbytes + 64 * 4)
         async_load(lse_delta, [statistics], full, shared.lse.index(stage))
         async_load(q, rows, full, shared.q.index(stage))
-        wait_empty(shared.do_empty, j, STAGES)
+        wait_empty(shared.do_empty, j)
         full = shared.do_full.index(stage)
         mbarrier.expect(full, do.block_type.nbytes + 64 * 4)
         async_load(lse_delta, [statistics + 64], full, shared.delta.index(stage))
         async_load(do, rows, full, shared.do.index(stage))
     # Any queries, for the unneeded scores.
-    wait_empty(shared.q_empty, work.steps, STAGES)
+    wait_empty(shared.q_empty, work.steps)
     full = shared.q_full.index(work.steps % STAGES)
     mbarrier.expect(full, q.block_type.nbytes)
     async_load(q, coordinates(q, queries, head, 0, 0), full, shared.q.index(work.steps % STAGES))
@@ -267,10 +266,10 @@ def step(
     S: gl.constexpr = zero.type.layout
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, S, 2)
     DTYPE: gl.constexpr = shared.q.dtype
+    STAGES: gl.constexpr = shared.q_full.shape[0]
     stage = j % STAGES
-    ds_stage = j % DS_STAGES
     do_tile = shared.do.index(stage)
-    wait_full(shared.do_full, j, STAGES)
+    wait_full(shared.do_full, j)
     dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), zero, use_acc=False, is_async=True)
     lse = shared.lse.index(stage).load(gl.SliceLayout(0, S))
     p = probabilities(scores, lse, start_m, first_query, softmax_scale_log2, window_left, SOFTCAP_LOG2, MASKED)
@@ -281,13 +280,13 @@ def step(
         ds = through_softcap(ds, p, shared.lse.index(stage).load(gl.SliceLayout(0, S)), SOFTCAP_LOG2)
     ds_operand = unpack(pack(ds, DTYPE), DTYPE, OPERAND)
     dk = warpgroup_mma(ds_operand, shared.q.index(stage), dk, is_async=True)
-    wait_full(shared.q_full, j + 1, STAGES)
+    wait_full(shared.q_full, j + 1)
     next_q = shared.q.index((j + 1) % STAGES)
     scores = warpgroup_mma(k_tile, next_q.permute((1, 0)), zero, use_acc=False, is_async=True)
-    wait_empty(shared.ds_empty, j, DS_STAGES)
-    shared.ds.index(ds_stage * 2 + INDEX).store(gl.convert_layout(ds_operand, S, assert_trivial=True))
+    wait_empty(shared.ds_empty, j)
+    shared.ds.index(stage * 2 + INDEX).store(gl.convert_layout(ds_operand, S, assert_trivial=True))
     fence_async_shared()
-    mbarrier.arrive(shared.ds_full.index(ds_stage * 2 + INDEX))
+    mbarrier.arrive(shared.ds_full.index(stage * 2 + INDEX))
     dv = warpgroup_mma_wait(2, deps=(dv,))
     mbarrier.arrive(shared.do_empty.index(stage))
     dk = warpgroup_mma_wait(1, deps=(dk,))
@@ -301,6 +300,7 @@ def sum_dq(dq, added, inputs, window_left, place, IS_CAUSAL: gl.constexpr, RAGGE
     """Sum this program's share of dQ, tile by tile."""
     DETERMINISTIC: gl.constexpr = added is not None
     shared, _, n_queries, n_keys, _, _ = inputs
+    STAGES: gl.constexpr = shared.ds_empty.shape[0]
     DQ: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     work = locate(n_queries, n_keys, window_left, place, IS_CAUSAL, RAGGED)
     first_tile = first_query_tile(work, place)
@@ -308,8 +308,8 @@ def sum_dq(dq, added, inputs, window_left, place, IS_CAUSAL: gl.constexpr, RAGGE
     mbarrier.wait(shared.kv_full.index(0), 0)
     mbarrier.wait(shared.kv_full.index(1), 0)
     for j in range(work.steps):
-        stage = j % DS_STAGES
-        phase = (j // DS_STAGES) & 1
+        stage = j % STAGES
+        phase = (j // STAGES) & 1
         if DETERMINISTIC:
             tile = query_tile(work, j, window_left, IS_CAUSAL, DETERMINISTIC)
             await_turn(added, first_tile, tile, j == 0, window_left, place)

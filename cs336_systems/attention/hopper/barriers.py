@@ -15,14 +15,16 @@ def allocate_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 @gluon.jit
-def wait_full(barriers, step, STAGES: gl.constexpr):
-    """Wait until a ring's tiles of this step have been written."""
+def wait_full(barriers, step):
+    """Wait until a ring's tiles of this step have been written; the ring has a stage for each barrier."""
+    STAGES: gl.constexpr = barriers.shape[0]
     mbarrier.wait(barriers.index(step % STAGES), (step // STAGES) & 1)
 
 
 @gluon.jit
-def wait_empty(barriers, step, STAGES: gl.constexpr):
+def wait_empty(barriers, step):
     """Wait until a ring's tiles of step - STAGES have been read; at once in the first STAGES steps."""
+    STAGES: gl.constexpr = barriers.shape[0]
     mbarrier.wait(barriers.index(step % STAGES), ((step // STAGES) & 1) ^ 1)
 
 

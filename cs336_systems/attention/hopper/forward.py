@@ -197,13 +197,13 @@ def loader(
     for t in range(1, steps):
         stage = t % STAGES
         start_n = (first + steps - 1 - t) * BLOCK_N
-        wait_empty(shared.empty, t, STAGES)
+        wait_empty(shared.empty, t)
         full = shared.full.index(stage)
         mbarrier.expect(full, 2 * TILE_BYTES)
         load_matrix(k, keys, kv_head, start_n, full, matrix_of(shared.k, stage))
         load_matrix(v, keys, kv_head, start_n + BLOCK_N, full, matrix_of(shared.v, stage))
     stage_of_last = steps % STAGES
-    wait_empty(shared.empty, steps, STAGES)
+    wait_empty(shared.empty, steps)
     mbarrier.expect(shared.full.index(stage_of_last), TILE_BYTES)
     v_tile = matrix_of(shared.v, stage_of_last)
     load_matrix(v, keys, kv_head, first * BLOCK_N, shared.full.index(stage_of_last), v_tile)
@@ -291,7 +291,7 @@ def consumer(
                 *(softmax_scale_log2, INDEX, NEXT, BLOCK_D, CONSUMERS, SOFTCAP_LOG2, WINDOWED, True),
             )
 
-    wait_full(shared.full, steps, STAGES)
+    wait_full(shared.full, steps)
     acc = add_product(acc, packed, matrix_of(shared.v, steps % STAGES))
     total = gl.convert_layout(gl.sum(row_sum, 1), ROWS)
     factor = 1.0
@@ -342,7 +342,7 @@ def step(
     values.
     """
     stage = t % STAGES
-    wait_full(shared.full, t, STAGES)
+    wait_full(shared.full, t)
     if CONSUMERS > 1:
         wait_for_turn(INDEX)
     scores = multiply_transposed(q_tile, matrix_of(shared.k, stage), zero)

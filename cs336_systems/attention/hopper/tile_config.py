@@ -44,5 +44,5 @@ def forward_tiles(
 
 def backward_group(block_d: int, n_queries: int, deterministic: bool = False) -> int:
     """Choose the heads in a group of the backward kernel for a head dimension padded to 64, 80, 96 or 128."""
-    least = 16 if deterministic else 1  # programs of a head wait for each other: the fewer at once, the better
+    least = 32 if deterministic else 1  # programs of a head wait for each other: the fewer at once, the better
     return max(least, L2_SHARE // (n_queries * block_d * 8))  # queries, output gradients, and the sums of dQ in fp32
