@@ -109,7 +109,7 @@ def advice(ladder: DataFrame, best: Series | None, theirs: Series | None) -> Ans
         verdict=facts.say(
             "For {best[label]} on up to {best[processes]} GPUs, use the _{wrapper}_ wrapper" + graph + "."
         )
-        or alone.say("For {label}, start with {must:listing}: otherwise it does not fit.")
+        or alone.say("For {label}, start with {must:listing}, the first version that fits.")
         or alone.say("Start with {most:listing}: nothing else shortens {label}'s step as much."),
         more=alone.say("Then add {rest:listing}.") if best is None else in_less_memory(ladder),
         reason=facts.say(

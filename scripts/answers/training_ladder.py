@@ -293,7 +293,7 @@ def advice(table: DataFrame, rungs: DataFrame, extremes: list[DataFrame]) -> Ans
     return Answer(
         asked="What to do first",
         missing=f"Not decided: no rung is known to save {100 * WORTH:.0f} % of the fastest bf16 step.",
-        verdict=facts.say("For {size}, start with {must:listing}: otherwise it does not fit.")
+        verdict=facts.say("For {size}, start with {must:listing}, the first version that fits.")
         or facts.say("For {size}, start with {order:listing}.", order=italic([row["title"] for row in order[:2]])),
         more=facts.say(
             "They save {saved:listing}.",
