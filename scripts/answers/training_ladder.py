@@ -6,7 +6,7 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
-from cs336_systems.experiments.training_ladder import FIRST, FP8, RUNGS, TOP
+from cs336_systems.experiments.training_ladder import FIRST, FP8, LADDER, RUNGS, TOP
 from cs336_systems.record.measurement import parse_samples
 from cs336_systems.sizes import parse_size, size_name
 from scripts.rendering.answer import (
@@ -378,11 +378,12 @@ def learning(table: DataFrame) -> Answer:
             ),
         ),
         reason=facts.say(
-            "A small model learns a Markov chain: in fp32 from {exact[n]:whole} seeds, on the other rungs from the "
-            "first seed only. From that seed, fp32 ends at {same}.",
+            "A small model learns a Markov chain: in fp32 from {exact[n]:whole} seeds, on the rungs {titles:listing} "
+            "from the first seed only. From that seed, fp32 ends at {same}.",
             "± is one standard deviation; the spread is {scatter} of them.",
             "The first step's gradients differ from fp32's by {errors:span percent}.",
             "FP8 ends at {loss} nat, and its first gradients differ by {fp8[error]:percent}.",
+            titles=italic([rung.title for rung in LADDER[1:] if rung.name in set(others["rung"])]),
             same=same,
             fp8=fp8,
             loss="" if fp8 is None else f"{fp8['loss']:.3f}",
