@@ -115,7 +115,7 @@ def others(close: DataFrame, unit: str) -> Answer:
     listed = Captioned(
         others_table(forward, unit),
         f"The {unit}s other than matmuls that take the most time in the forward pass of inference, context "
-        f"{close['context'].iloc[0]}.",
+        f"{close['context'].iloc[0]}. A module's {unit}s below 0.1 % of the time may be left out.",
     )
     roof = block_kernels(close)
     return Answer(
