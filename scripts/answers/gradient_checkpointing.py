@@ -126,7 +126,7 @@ def in_time(steps: DataFrame) -> Typst:
     steps = select(steps, attention=steps["attention"].iloc[0]).sort_values("segment")
     row = first(steps[steps["segment"] > 0])
     blocks = "each block" if row is None or row["segment"] == 1 else f"every {row['segment']} blocks"
-    where = say("({row[label]}, {row[precision]})", row=row)
+    where = say("({row[label]}, {row[precision]}, {row[attention]} attention)", row=row)
     speed = against(row, first(select(steps, segment=0)))
     return speed.sentence(f"checkpointing {blocks}", "no checkpointing", where)
 
