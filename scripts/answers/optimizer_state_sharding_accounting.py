@@ -102,7 +102,7 @@ def memory_answer(table: DataFrame) -> Answer:
         ),
         results=Captioned(
             grid(asked, {"": "{title}", **MOMENTS}),
-            facts.say("Memory of the rank with most in use, in {unit}; {cell[cell]}."),
+            facts.say("Memory of the rank with most in use, in {unit}; {cell[cell]}. In use: the sum of the parts."),
             legend={
                 "rest": "Rest: buckets that are copies, workspaces of cuBLAS, the allocator's rounding",
                 "closed form": "closed form: known for our buckets only",
