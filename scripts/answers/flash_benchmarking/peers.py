@@ -19,7 +19,7 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
     main = next((kind for kind in MAIN if strongest(select(met, kind=kind))), "")
     rival = strongest(select(met, kind=main))
     if rival is None:
-        return Answer("Against the libraries", missing="Not compared: no library was timed next to kernels of ours.")
+        return Answer("Against the libraries", missing="Not compared: our kernels were not timed next to any library.")
     names, every = titles(table), scores(met)
     every["order"], every["title"] = every[PARAMETER].map(list(names).index), every[PARAMETER].map(names)
     kinds = [kind for kind in KINDS if strongest(select(met, kind=kind))]
