@@ -40,14 +40,14 @@ def reset_peak(device: torch.device) -> None:
 def peak_memory(device: torch.device, above: int = 0) -> Measurement:
     """The maximum memory held by tensors since `reset_peak`, less `above` bytes, or why it is not known."""
     if device.type != "cuda":
-        return skipped("peak_memory", "MiB", "PyTorch counts peak memory only on CUDA devices")
+        return skipped("peak_memory", "MiB", "PyTorch does not count peak memory on a CPU")
     return summarize("peak_memory", "MiB", [(most_in_use(device) - above) / MIB])
 
 
 def allocated(metric: str, count: int, device: torch.device) -> Measurement:
     """Bytes that PyTorch's allocator counted, or why it did not count."""
     if device.type != "cuda":
-        return skipped(metric, "MiB", "PyTorch counts memory in use only on CUDA devices")
+        return skipped(metric, "MiB", "PyTorch does not count memory in use on a CPU")
     return summarize(metric, "MiB", [count / MIB])
 
 
@@ -59,7 +59,7 @@ def device_allocations(device: torch.device) -> int:
 def allocations_since(start: int, device: torch.device) -> Measurement:
     """Number of requests to the driver since the count was `start`, or why it is not known."""
     if device.type != "cuda":
-        return skipped("device_allocations", "", "PyTorch counts its allocations only on CUDA devices")
+        return skipped("device_allocations", "", "PyTorch does not count its allocations on a CPU")
     return summarize("device_allocations", "", [device_allocations(device) - start])
 
 

@@ -36,7 +36,7 @@ ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_
 def require_history(device: torch.device) -> None:
     """Raise Unavailable if the allocator cannot be recorded on this device or with these settings."""
     if device.type != "cuda":
-        raise Unavailable("PyTorch keeps a history of allocations only on CUDA devices")
+        raise Unavailable("PyTorch keeps no history of allocations on a CPU")
     for name in ALLOCATOR_SETTINGS:
         if value := os.environ.get(name):
             raise Unavailable(f"{name} is {value!r}; the allocator can be recorded only if it is not set")

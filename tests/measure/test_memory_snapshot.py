@@ -42,7 +42,7 @@ def test_bad_input_is_answered_in_one_sentence(command, capsys, arguments, messa
 def test_without_a_gpu_one_sentence_says_why_there_is_no_snapshot(command, capsys):
     command("--size", "nano", "--device", "cpu")
     printed = capsys.readouterr().out
-    assert printed == "No snapshot was written: PyTorch keeps a history of allocations only on CUDA devices\n"
+    assert printed == "No snapshot was written: PyTorch keeps no history of allocations on a CPU\n"
     assert not command.output.exists()
 
 

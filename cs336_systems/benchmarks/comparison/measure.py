@@ -16,11 +16,11 @@ from cs336_systems.measure.memory import Unavailable
 from cs336_systems.record.measurement import Measurement, skipped
 
 ON_CUDA = {
-    "device_busy": "only CUDA devices run asynchronously to the host",
-    "allocated": "PyTorch counts memory in use only on CUDA devices",
-    "peak_memory": "PyTorch counts peak memory only on CUDA devices",
+    "device_busy": "on a CPU, operators run on the thread that launches them",
+    "allocated": "PyTorch does not count memory in use on a CPU",
+    "peak_memory": "PyTorch does not count peak memory on a CPU",
 }
-"""Metrics that exist only on CUDA devices, and the reason."""
+"""Metrics that are not measured on a CPU, and the reason."""
 
 T = TypeVar("T")
 originals()  # before any code under test is imported
