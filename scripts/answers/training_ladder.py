@@ -52,7 +52,7 @@ YARDSTICK = (
     "The sum is a yardstick, not a lower bound: in the step the update may overlap the backward pass, and the clock "
     "may differ."
 )
-NEEDS_GPU = "Not shown: on a CPU, steps only check that each rung works."
+NEEDS_GPU = "Not shown: on a CPU, steps only check that the code works."
 RUNG: Columns = {
     "": "{label}",
     "batch": "{batch_size} × {context}",
