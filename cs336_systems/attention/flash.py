@@ -93,8 +93,8 @@ def flash_attention(
     On an NVIDIA GPU this runs Triton kernels, or Gluon kernels for bf16 and fp16 on Hopper; before Ampere SDPA, or with
     return_lse tiled PyTorch; elsewhere (CPU, ROCm, MPS, XPU, no Triton) tiled PyTorch, with one warning on a GPU. fp32
     inputs are computed to fp32 accuracy. Results are bitwise reproducible, except the gradient of q on Hopper, which
-    requires deterministic=True, or torch.use_deterministic_algorithms(True), and more time. Packed documents, and
-    windows without a causal mask, run the Triton kernels on Hopper too. Under autocast the inputs are cast as
+    requires deterministic=True, or torch.use_deterministic_algorithms(True), and more time. Windows without
+    a causal mask run the Triton kernels on Hopper too. Under autocast the inputs are cast as
     scaled_dot_product_attention (SDPA) casts them. It works under torch.compile, torch.func.vmap and, not compiled,
     torch.func.grad. If all scores of a query are -inf, or it sees no key, its output is zero, as in SDPA, and its
     log-sum-exp is -inf. flash_attention_varlen computes attention within packed documents.
