@@ -52,9 +52,8 @@ def _kernels(
 def _choose(q: Tensor, k: Tensor, options: Options) -> Any:
     """Choose a module as _kernels does."""
     k_shape, documents = k.shape, options.documents
-    if options.window_left >= 0:  # as fast as with fewer keys
-        visible = (options.window_left + 1) * (documents or 1)
-        k_shape = torch.Size((*k.shape[:-2], min(k.shape[-2], visible), k.shape[-1]))
+    if options.window_left >= 0 and documents is None:  # as fast as with fewer keys
+        k_shape = torch.Size((*k.shape[:-2], min(k.shape[-2], options.window_left + 1), k.shape[-1]))
     return _kernels(q.get_device(), q.dtype, q.shape, k_shape, documents, not _on_hopper(options))
 
 

@@ -321,9 +321,17 @@ NOT_FASTER = [(1, 16, 512, 64), (1, 16, 1024, 128), (1, 16, 2048, 64), (1, 1, 81
 NOT_FASTER += [(4, 32, 1024, 64), (2, 32, 1024, 128), (4, 32, 512, 64), (32, 32, 256, 128), (4, 32, 4096, 32)]
 
 
-@pytest.mark.parametrize(("shape", "faster"), [(x, True) for x in FASTER] + [(x, False) for x in NOT_FASTER])
-def test_they_are_chosen_where_they_were_faster(shape, faster):
-    assert is_faster(torch.Size(shape), torch.Size(shape)) == faster
+PACKED = {(1, 16, 4096, 64): True, (1, 16, 65536, 128): True, (1, 4, 4096, 64): False, (1, 16, 4096, 32): False}
+
+
+@pytest.mark.parametrize(
+    ("shape", "packed", "faster"),
+    [(x, False, True) for x in FASTER]
+    + [(x, False, False) for x in NOT_FASTER]
+    + [(x, True, faster) for x, faster in PACKED.items()],
+)
+def test_they_are_chosen_where_they_were_faster(shape, packed, faster):
+    assert is_faster(torch.Size(shape), torch.Size(shape), packed) == faster
 
 
 def test_an_untested_triton_is_warned_of_once(monkeypatch):

@@ -56,29 +56,29 @@ ROW_LAYOUT = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1
 
 def obstacle(dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size, documents: int | None = None) -> str:
     """Name the reason why these kernels do not support inputs of this dtype and these shapes; empty if they do."""
-    variant = Variant(documents=documents)
     d = q_shape[-1]
     if dtype not in DTYPES:
         return "they accept bf16 and fp16"
     if d > BLOCKS_D[-1] or d % UNIT:
         return f"they accept head dimensions up to {BLOCKS_D[-1]} that are multiples of {UNIT}"
-    tiles = variant.count_tiles(max(q_shape[-2], k_shape[-2]), QUERIES)
+    tiles = Variant(documents=documents).count_tiles(max(q_shape[-2], k_shape[-2]), QUERIES)
     if max(math.prod(q_shape[:-2]), tiles) > MAX_GRID:
         return "there are more or longer sequences than they accept"
-    faster = is_faster(variant.typical(q_shape), variant.typical(k_shape))
+    faster = is_faster(q_shape, k_shape, documents is not None)
     return "" if faster else "the Triton kernels are faster for these shapes"
 
 
-def is_faster(q_shape: torch.Size, k_shape: torch.Size) -> bool:
+def is_faster(q_shape: torch.Size, k_shape: torch.Size, packed: bool = False) -> bool:
     """Whether these kernels are faster than the Triton kernels for inputs of these shapes.
 
-    Their tiles are large, so a few short heads leave SMs idle, and their launches have more host overhead.
+    Their tiles are large, so a few short heads leave SMs idle, and their launches have more host overhead. Packed
+    documents of any length take the Triton kernels longer than that.
     """
     n_queries, d = q_shape[-2:]
     n_keys = k_shape[-2]
     queries = math.prod(q_shape[:-1])
-    many = queries >= MIN_QUERIES and queries * n_keys * triton.next_power_of_2(d) >= MIN_WORK
-    return many and min(n_queries, n_keys) >= MIN_LENGTH and d >= MIN_HEAD_DIM
+    long = min(n_queries, n_keys) >= MIN_LENGTH and queries * n_keys * triton.next_power_of_2(d) >= MIN_WORK
+    return queries >= MIN_QUERIES and d >= MIN_HEAD_DIM and (packed or long)
 
 
 def attention_forward(
