@@ -16,7 +16,7 @@ from cs336_systems.grids import TRACED
 from cs336_systems.yaml_file import read_yaml
 
 CONTENTS = Path("report/contents.yaml")
-SOURCES = ("table", TRACE := "trace")
+SOURCES = ("tables", TRACE := "trace")
 """The keys of a figure that say what it is drawn from."""
 
 
@@ -25,10 +25,8 @@ class Figure(BaseModel, extra="forbid", strict=True, frozen=True):
 
     script: str
     """The module of scripts/figures that draws it."""
-    table: str = ""
-    """The experiment whose table it is drawn from."""
-    second_table: str = ""
-    """A second experiment whose table it needs, if any."""
+    tables: list[str] = []
+    """The experiments whose tables it is drawn from."""
     trace: str = ""
     """The trace that it is drawn from: the name of its file in `traces`."""
     category: str
@@ -42,14 +40,13 @@ class Figure(BaseModel, extra="forbid", strict=True, frozen=True):
 
     def sources(self, tables: Mapping[str, Any], traces: Mapping[str, str]) -> dict[str, Any]:
         """The tables that it is drawn from, by experiment, or the path of its trace."""
-        names = filter(None, (self.table, self.second_table))
-        return {TRACE: traces.get(self.trace, "")} if self.trace else {name: tables[name] for name in names}
+        return {TRACE: traces.get(self.trace, "")} if self.trace else {name: tables[name] for name in self.tables}
 
     @property
     def modules(self) -> list[str]:
         """The modules whose code determines the figure."""
         scripts = ["scripts.stages.draw", f"scripts.figures.{self.script}"]
-        experiments = [name for name in (self.table or TRACED[self.trace], self.second_table) if name]
+        experiments = self.tables or [TRACED[self.trace]]
         return [*scripts, *(f"cs336_systems.experiments.{name}" for name in experiments)]
 
 
@@ -95,14 +92,10 @@ def _check_files(contents: Contents, templates: Path) -> None:
         if len(given) != 1:
             keys = " and ".join(given) or "no source"
             raise ValueError(f"figures.{name} has {keys}; allowed: one of {', '.join(SOURCES)}")
-        if figure.table:
-            check_name(f"figures.{name}.table", figure.table, EXPERIMENTS)
-        elif figure.trace:
+        for table in figure.tables:
+            check_name(f"a table of figures.{name}", table, EXPERIMENTS)
+        if figure.trace:
             check_name(f"figures.{name}.trace", figure.trace, TRACED)
-        if figure.second_table:
-            if not figure.table:
-                raise ValueError(f"figures.{name} has second_table without table; allowed: both, or a table alone")
-            check_name(f"figures.{name}.second_table", figure.second_table, EXPERIMENTS)
     for name in contents.sections:
         check_name("a section", name, _stems("scripts.answers"))
         if not (templates / f"{name}.typ.j2").is_file():

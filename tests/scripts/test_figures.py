@@ -21,7 +21,7 @@ from tests.samples import ROOT
 from tests.support.faults import NUMBERS, recorded
 
 FIGURES = {
-    name: figure for name, figure in read_contents(ROOT / "report/contents.yaml").figures.items() if figure.table
+    name: figure for name, figure in read_contents(ROOT / "report/contents.yaml").figures.items() if figure.tables
 }
 TIME, MEMORY, RATE = 1.001, 1.002, 1.003
 """So little that no other contender becomes the fastest, and no other unit the best to read."""
@@ -82,7 +82,7 @@ def same(old, new, factor=1.0):
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_axes_have_the_units_of_the_numbers(name):
-    tables = {kind: recorded()[kind] for kind in (FIGURES[name].table, FIGURES[name].second_table) if kind}
+    tables = {kind: recorded()[kind] for kind in FIGURES[name].tables}
     before = drawn(figure_of(name, tables))
     after = drawn(figure_of(name, {kind: larger(table) for kind, table in tables.items()}))
     follow = {}
