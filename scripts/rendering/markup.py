@@ -209,7 +209,7 @@ class Table:
     def _cells(self, row: Sequence[str]) -> list[str]:
         if len(row) == 1:
             heading = f"table.cell(colspan: {len(self.columns)}, align: left)[_{finalize(row[0])}_]"
-            return [f"table.header(level: 2, repeat: false, {heading}),"]
+            return [f"table.header(level: 2, {heading}),"]
         cells, index = [], 0
         while index < len(row):
             span = 1
