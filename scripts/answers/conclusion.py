@@ -52,15 +52,17 @@ def one_gpu(table: DataFrame) -> Facts:
     return Facts(label=ladder["label"].iloc[0], must=must, most=order[:start], rest=order[start:])
 
 
-def in_less_memory(ladder: DataFrame) -> Typst:
+def in_less_memory(ladder: DataFrame) -> tuple[Typst, Typst]:
     """The memory that a sharded optimizer and FSDP save over data parallelism in the same cell, and their steps."""
     cell = wrapped_cell(ladder)
     whole, state, weights = (one(cell, rung=name) for name in ("data_parallel", "sharded", "fsdp"))
-    return Facts(whole=whole, state=state, weights=weights).say(
-        "Sharding the optimizer and updating in backward saves {whole[peak_memory] - state[peak_memory]:gib} per GPU: "
-        "{state[step]:ms}, {whole[step]:ms} with data parallelism ({whole[label]}, "
-        "{whole[processes]} GPUs, bf16, no CUDA graph).",
-        "FSDP (compiled) saves {whole[peak_memory] - weights[peak_memory]:gib}: {weights[step]:ms}.",
+    facts = Facts(whole=whole, state=state, weights=weights)
+    return facts.say(
+        "Data parallelism takes {whole[step]:ms}; sharding the optimizer and updating in backward takes "
+        "{state[step]:ms} and saves {whole[peak_memory] - state[peak_memory]:gib} per GPU ({whole[label]}, "
+        "{whole[processes]} GPUs, bf16, no CUDA graph)."
+    ), facts.say(
+        "There, FSDP (compiled) takes {weights[step]:ms} and saves {whole[peak_memory] - weights[peak_memory]:gib}."
     )
 
 
@@ -102,6 +104,7 @@ def advice(ladder: DataFrame, best: Series | None, theirs: Series | None) -> Ans
     where = "" if best is None else f"({best['cell']})"
     buckets = "" if best is None or not best["bucket_mb"] else f" ({best['bucket_mb']} MB buckets)"
     facts, alone = Facts(best=best, wrapper=wrapper), one_gpu(ladder)
+    state, weights = in_less_memory(ladder)
     return Answer(
         asked="What to do on this machine",
         missing="Cannot be decided: no "
@@ -111,9 +114,10 @@ def advice(ladder: DataFrame, best: Series | None, theirs: Series | None) -> Ans
         )
         or alone.say("For {label}, start with {must:listing}, the first version that fits.")
         or alone.say("Start with {most:listing}: nothing else shortens {label}'s step as much."),
-        more=alone.say("Then add {rest:listing}.") if best is None else in_less_memory(ladder),
+        more=alone.say("Then add {rest:listing}.") if best is None else state,
         reason=facts.say(
-            in_less_memory(ladder) if best is None else NOTHING,
+            state if best is None else NOTHING,
+            weights,
             against(best, theirs).sentence(wrapper + buckets, "PyTorch's best wrapper", where),
         ),
     )
