@@ -2,14 +2,14 @@
 
 from itertools import product
 
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from cs336_systems.compare.speed import host_bound
 from cs336_systems.sizes import size_name
 from scripts.answers.nsys_profile.kinds import ASKED, longest, others, softmax
 from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, count, least_and_most, say
 from scripts.rendering.grid import NONE, Columns, grid
-from scripts.rendering.markup import Table
+from scripts.rendering.markup import Table, Typst
 from scripts.views.data import PRECISIONS, measured_gpu, reason, select, size_order, small_to_large
 from scripts.views.kernels import CELL, MODES_PROFILED, kernels, profiled_closely, shares
 from scripts.views.steps import steady, step_table
@@ -132,11 +132,28 @@ def training(close: DataFrame, plain: DataFrame, unit: str) -> Answer:
             cells=count(len(pairs), "cell"),
             gained=[say("{new[optimizer]:percent} in {name}", new=new, name=name) for name, (_, new) in whole.items()],
         ),
+        reason=say(
+            "AdamW has no matmuls and works in fp32 in both precisions, so its share is larger if the rest is faster "
+            "(@fig-kernel_shares).",
+            *(other_shares(name, *both) for name, both in [*whole.items()][-1:]),
+        ),
         results="kernel_shares",
         details=Captioned(
             cells_table(lines),
             f"Time of all {unit}s in a step, and the matmuls' share, in every eager cell with plain attention.",
         ),
+    )
+
+
+def other_shares(name: str, inference: dict[str, float], step: dict[str, float]) -> Typst:
+    """The largest shares of inference other than the matmuls', and the same in the training step."""
+    return say(
+        "In {name}, other shares change: {shares:listing}.",
+        name=name,
+        shares=[
+            say("{kind} from {share:percent} to {trained:percent}", kind=kind, share=share, trained=step[str(kind)])
+            for kind, share in Series(inference).drop("matmul").nlargest(3).items()
+        ],
     )
 
 

@@ -140,14 +140,13 @@ def others(close: DataFrame, unit: str) -> Answer:
 
 
 def limits(roof: DataFrame, label: str) -> Typst:
-    """The rates of a block's compute-bound kernels."""
-    rows = {precision: select(roof, precision=precision, memory=False) for precision in PRECISIONS}
-    sentence = "In {name}, {label}'s {kinds:listing} reach {rates:span percent} of the peak rate (@fig-roofline)."
+    """The rates of a block's compute-bound kernels in low precision."""
+    fast = select(roof, precision="bf16", memory=False)
     return say(
-        *(
-            say(sentence, name=name, label=label, kinds=list(fast["kind"]), rates=least_and_most(fast["of_peak"]))
-            for name, fast in rows.items()
-        )
+        "In bf16, {label}'s {kinds:listing} reach {rates:span percent} of the peak rate (@fig-roofline).",
+        label=label,
+        kinds=list(fast["kind"]),
+        rates=least_and_most(fast["of_peak"]),
     )
 
 
