@@ -54,7 +54,7 @@ def traces(table: DataFrame, rows: DataFrame) -> Answer:
         verdict=facts.say(
             "Overlapped hides {own[hidden_share]:percent} of its communication behind compute, {others:listing}."
         ),
-        more=facts.say("One step of each was profiled on rank 0 ({own[cell]})."),
+        more=facts.say("One step of each was profiled on rank 0 ({own[cell]}; @fig-ddp_timelines)."),
         results="ddp_timelines",
         missing="No step was profiled: a trace of kernels needs a GPU." if len(rows) else missing(table),
     )
