@@ -115,8 +115,8 @@ def in_time(table: DataFrame, rows: DataFrame) -> Answer:
             + " {late} of {blocks} units wait for weights, {own[late]:ms} in total ({own[cell]})."
         ),
         more=facts.say(
-            "This is _{own[title]}_; its profiled forward pass takes {own[forward_length]:ms}. Compiled steps were not "
-            "examined.",
+            "This is _{own[title]}_ (@fig-fsdp_gathers); its profiled forward pass takes {own[forward_length]:ms}. "
+            "Compiled steps were not examined.",
             "Cannot be decided for {cells:listing}: host-bound.",
             cells=list(passes[passes["host_bound"].astype(bool)]["cell"].unique()),
         ),
@@ -130,10 +130,12 @@ def in_time(table: DataFrame, rows: DataFrame) -> Answer:
         ],
         reason=say(
             "The first weights always come late, since no compute runs before them." if len(late) else "",
-            "With the data sheet's $C$ and $W$ the condition above holds from {enough} tokens per GPU on "
-            "({own[cell]}); here there are {tokens}.",
-            own=own,
-            enough=None if own is None else least_tokens(own),
+            "With the data sheet's $C$ and $W$ the condition above holds from {enough:listing} tokens per GPU on; "
+            "here there are {tokens}.",
+            enough=[
+                say("{tokens} ({row[cell]})", tokens=least_tokens(row), row=row)
+                for _, row in rows[rows["contender"].isin(OURS)].drop_duplicates("cell").iterrows()
+            ],
             tokens=None if own is None else int(own["batch_size"] * own["context"]),
         ),
     )
