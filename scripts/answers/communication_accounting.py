@@ -107,7 +107,7 @@ def sharded() -> Answer:
             '$N > (16 P + A \\/ 2) \\/ ({memory:whole} "GB" - A \\/ 2)$.'
         ),
         facts.say(
-            "Half of the activations, $A$ bytes, are sharded. The state alone needs {alone}; from {most} tokens on, no "
+            "Half of the activations' $A$ bytes are sharded. The state alone needs {alone}; from {most} tokens on, no "
             "number of devices is enough.",
             most=math.ceil(TPU_V5P.memory / (XXL.saved_bytes / 2)),
         ),
