@@ -40,6 +40,7 @@ def draw(data: DataFrame) -> Figure:
             )
         log_scale(axes.xaxis)
         log_scale(axes.yaxis)
+        axes.margins(y=0.12)
         axes.set(title=f"{row['label']}, context {row['context']}, {precision}", xlabel="FLOPs per byte")
     panels[0].set_ylabel("TFLOP/s")
     legend(panels, ncols=4, fontsize=8)
