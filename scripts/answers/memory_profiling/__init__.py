@@ -60,7 +60,7 @@ def timelines(cell: DataFrame, context: int) -> Answer:
         ),
         more=say(
             "Saved activations grow to {activations / gib:GiB} until backward begins. They are then released layer by "
-            "layer while the gradients grow to {gradients / gib:GiB} (fp32, context {context}).",
+            "layer while the gradients grow to {gradients / gib:GiB} (fp32, context {context}; @fig-memory_timelines).",
             activations=grown[of.ACTIVATIONS],
             gradients=grown[of.GRADIENTS],
             gib=GIB,
