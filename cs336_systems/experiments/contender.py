@@ -12,9 +12,6 @@ from cs336_systems.accounting.setting import Scheme, Setting
 BUILDERS = "cs336_systems.benchmarks.comparison.builders"
 COMMON_MB = 100
 """The bucket size of contenders that are compared at a single size."""
-PEER_COPIES = 2
-"""How many copies of all gradients are in memory that peers reach: a wrapper's own buckets, and those that peers
-fill."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +113,9 @@ class Declared(Contender):
         use = peak(setting)
         if self.scheme == "FSDP":
             return max(use.total, gradients(cell) + use.parameters)
-        return use.total + (PEER_COPIES * gradients(cell) if self.sends_to_peers(cell) else 0)
+        # Slots for the other ranks' contributions to a rank's share, and for the means of the other shares.
+        slots = 2 * gradients(cell) * (cell.processes - 1) // cell.processes
+        return use.total + (slots if self.sends_to_peers(cell) else 0)
 
 
 def ours(name: str, title: str, **traits: Any) -> Declared:
