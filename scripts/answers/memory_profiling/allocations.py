@@ -54,7 +54,8 @@ def largest(cell: DataFrame, context: int) -> Answer:
         results=Captioned(
             grid(rows.head(SHOWN), GROUPS, text_columns=3),
             f"The largest allocations in the forward pass with a graph, {cell['label'].iloc[0]}, fp32, context "
-            f"{context}, grouped by operator, line and size; number: per block × blocks; kept: for the backward pass.",
+            f"{context}, grouped by operator, line (of the measured commit) and size; number: per block × blocks; "
+            "kept: for the backward pass.",
         ),
     )
 
