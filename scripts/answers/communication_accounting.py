@@ -107,8 +107,8 @@ def sharded() -> Answer:
             '$N > (16 P + A \\/ 2) \\/ ({memory:whole} "GB" - A \\/ 2)$.'
         ),
         facts.say(
-            "Half of the activations' $A$ bytes are sharded. The state alone needs {alone}; from {most} tokens on, no "
-            "number of devices is enough.",
+            "Half of the activations' $A$ bytes are sharded. The state alone needs {alone} devices; from {most} "
+            "tokens on, no number of devices is enough.",
             most=math.ceil(TPU_V5P.memory / (XXL.saved_bytes / 2)),
         ),
         results=closed_forms(head, body, "The fewest devices, for each assumption on what is sharded.", groups=groups),
@@ -139,8 +139,8 @@ def batch() -> Answer:
     facts = Facts(each=math.ceil(least), all=overall(least), each_in_turn=math.ceil(in_turn), in_turn=overall(in_turn))
     return Answer(
         "(c) Compute-bound",
-        facts.say("The forward pass is compute-bound from {each} tokens per device on, {all} in total."),
-        facts.say("If the two collectives run in turn, from {each_in_turn} and {in_turn}."),
+        facts.say("The forward pass is compute-bound with {each} or more tokens per device, {all} in total."),
+        facts.say("If the two collectives run in turn, it takes {each_in_turn} and {in_turn}."),
         results=closed_forms(
             head,
             body,

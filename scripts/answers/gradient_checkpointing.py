@@ -101,7 +101,7 @@ def measured(by_segment: DataFrame, steps: DataFrame) -> Answer:
                 say("The next {which} segments have {all:listing}.", which=which, all=by_length(cases, which))
                 for which in ("shorter", "longer")
             ),
-            "Blocks are not split, so no segment is shorter."
+            "Blocks are not split, so no segment is shorter than one."
             if cases and all(case["row"]["segment"] == 1 for case in cases)
             else "",
         ),

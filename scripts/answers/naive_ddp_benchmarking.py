@@ -44,8 +44,9 @@ def share(table: DataFrame, rows: DataFrame) -> Answer:
             "Without communication the step takes {naive[baseline]:ms}."
             if measured(naive["exposed"])
             else "For this share, phases were timed separately.",
-            "In the profiled step {uncovered:ms} of communication, {uncovered / naive[timeline_length]:percent} of the "
-            "step, are uncovered, and the device idles {idle:ms} longer than without communication.",
+            "In the profiled step {uncovered:ms} of communication is uncovered "
+            "({uncovered / naive[timeline_length]:percent} of the step). The device idles {idle:ms} longer "
+            "than without communication.",
         ),
         results=every_wrapper(table, rows),
         reason=facts.say(

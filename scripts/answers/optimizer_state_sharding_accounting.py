@@ -158,12 +158,12 @@ def time_answer(table: DataFrame, rows: DataFrame, unsharded: DataFrame) -> Answ
             share=gain.share,
         ),
         more=facts.say(
-            "Over symmetric memory the step takes {peers[median]:ms}"
+            "Over symmetric memory the sharded step takes {peers[median]:ms}"
             + choose(
                 over_peers.faster,
-                ", less than unsharded over {backend}.",
-                ", more than unsharded over {backend}.",
-                ", on par with unsharded over {backend}." if over_peers.verdict == SAME else ".",
+                ", less than the unsharded step over {backend}.",
+                ", more than the unsharded step over {backend}.",
+                ", on par with the unsharded step over {backend}." if over_peers.verdict == SAME else ".",
             )
         ),
         results=Captioned(
@@ -180,7 +180,7 @@ def time_answer(table: DataFrame, rows: DataFrame, unsharded: DataFrame) -> Answ
             "The optimizer's part takes {own[optimizer]:ms} sharded and {whole[optimizer]:ms} unsharded ({own[cell]}): "
             "a rank updates $1\\/N$ of the parameters and receives the rest.",
             "Over symmetric memory the optimizer's part takes {peers[optimizer]:ms}.",
-            "The fastest of PyTorch's (_{setting}_) takes {theirs[median]:ms}; its optimizer's part, timed "
+            "PyTorch's fastest version (_{setting}_) takes {theirs[median]:ms}; its optimizer's part, timed "
             "separately, takes {theirs[optimizer]:ms}.",
             "In another launch (@sec-naive_ddp_benchmarking) our fastest unsharded step ({unsharded[title]}) "
             "takes {unsharded[median]:ms}.",
@@ -223,8 +223,8 @@ def zero_answer() -> Answer:
             "The sharded optimizer takes the memory of ZeRO stage 1, but {sent / zero:times} its communication."
         ),
         more=facts.say(
-            "By closed form each of {ranks} ranks holds {state:GiB} of training state and sends {sent:GB} per step, "
-            "ZeRO {zero:GB} ({size} in fp32)."
+            "By closed form each of {ranks} ranks holds {state:GiB} of training state and sends {sent:GB} per step; "
+            "ZeRO stage 1 sends {zero:GB} ({size} in fp32)."
         ),
         results=Captioned(
             schemes_table(RANKS),

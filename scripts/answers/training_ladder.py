@@ -201,7 +201,7 @@ def sizes(rungs: DataFrame, extremes: list[DataFrame]) -> Answer:
             grid(best, SIZES, text_columns=3),
             "The bf16 rung with the shortest median step"
             + ("" if single else f" of each model and batch ({alone} of {len(best)} measured with one rung only)")
-            + ", and the sum of a bf16 step's parts, timed alone. The sum's p20–p80 adds up the parts' percentiles. "
+            + ", and the sum of a bf16 step's parts, timed alone. Its p20 and p80 are the sums of the parts'. "
             "MFU: share of the bf16 peak; mJ per token by the driver's counter"
             + ("." if best["first_steps"].notna().any() else ", in a longer run, whose steps may be slower."),
         ),
@@ -366,8 +366,8 @@ def learning(table: DataFrame) -> Answer:
         verdict=facts.say(
             choose(
                 alike,
-                "All {rungs} rungs after fp32 reach its loss, within the spread of its seeds.",
-                "Not all of {rungs} rungs after fp32 reach its loss, within the spread of its seeds.",
+                "All {rungs} rungs after fp32 reach its final loss, within the spread of its seeds.",
+                "Not all of {rungs} rungs after fp32 reach its final loss, within the spread of its seeds.",
             )
         ),
         more=facts.say(

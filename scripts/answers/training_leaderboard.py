@@ -172,8 +172,8 @@ def work(compared: str) -> Typst:
     total = sum(flops.values())
     gpu, peak = leaderboard.GPU, listed(leaderboard.GPU)
     return say(
-        "The step has {work:PFLOP} of matmuls, three times its forward pass, with causal attention counted half; "
-        "{flops[attention] / total:percent} are attention's, {flops[head] / total:percent} the head's.",
+        "The step's matmuls take {work:PFLOP}, three times the forward pass's, with causal attention counted half. "
+        "Attention takes {flops[attention] / total:percent} of it, the head {flops[head] / total:percent}.",
         compared,
         flops=flops,
         total=total,

@@ -59,8 +59,9 @@ def timelines(cell: DataFrame, context: int) -> Answer:
             "Forward, backward and optimizer are easy to tell apart.",
         ),
         more=say(
-            "Saved activations grow to {activations / gib:GiB} until backward begins. They are then released layer by "
-            "layer while the gradients grow to {gradients / gib:GiB} (fp32, context {context}; @fig-memory_timelines).",
+            "Saved activations grow to {activations / gib:GiB} by the time backward begins. They are then released "
+            "layer by layer while the gradients grow to {gradients / gib:GiB} (fp32, context {context}; "
+            "@fig-memory_timelines).",
             activations=grown[of.ACTIVATIONS],
             gradients=grown[of.GRADIENTS],
             gib=GIB,
@@ -167,6 +168,8 @@ def residual(plain: DataFrame, context: int | None) -> Answer:
     facts = Facts(context=quoted, batch=batch, size=residual_bytes(shape, batch, quoted) / MIB, d_model=shape.d_model)
     return Answer(
         asked=ASKED["residual"],
-        verdict=facts.say("One tensor of {label} takes {size:MiB} at context {context} (fp32).", label=row["label"]),
+        verdict=facts.say(
+            "One tensor of {label}'s residual stream takes {size:MiB} at context {context} (fp32).", label=row["label"]
+        ),
         more=facts.say("Batch × context × d_model × 4 bytes: {batch} × {context} × {d_model} × 4 / 2#super[20]."),
     )

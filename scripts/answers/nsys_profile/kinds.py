@@ -201,7 +201,7 @@ def softmax(here: DataFrame, close: DataFrame) -> Answer:
         ),
         more=say(
             "In fp32 it takes {row[time]:times} their time.",
-            "In bf16 it takes longer than both matmuls together at {longer} of {sizes} at this context.",
+            "In bf16 it takes longer than both matmuls together at {longer} of {sizes}, at this context.",
             longer=int(longer.sum()) or None,
             sizes=count(len(longer), "size") if len(longer) else None,
             row=one(quoted, precision="fp32") if len(quoted) > 1 else None,
