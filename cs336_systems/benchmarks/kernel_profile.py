@@ -76,7 +76,7 @@ def stage_rows(trace: Trace) -> Iterator[Measurement]:
     if trace.on_device:
         yield from by_stage("stage_idle", idle)
     else:
-        yield skipped("stage_idle", "ms", "on a CPU, operators run on the thread that launches them")
+        yield skipped("stage_idle", "ms", "on a CPU, an operator has finished when its call returns")
 
 
 def kernel_rows(kernels: Sequence[Kernel]) -> Iterator[Measurement]:

@@ -18,7 +18,7 @@ def device_busy(phases: Mapping[str, Callable[[], None]], device: torch.device) 
     Runs the step once more. `launches` counts kernels, copies and fills.
     """
     if device.type != "cuda":
-        return [skipped("device_busy", "ms", "on a CPU, operators run on the thread that launches them")]
+        return [skipped("device_busy", "ms", "on a CPU, an operator has finished when its call returns")]
     activity = device_activity(phases, device)
     if not any(activity.values()):
         return [skipped("device_busy", "ms", "the profiler recorded no kernel")]

@@ -16,8 +16,9 @@ LEAST = 1.005
 """The smallest ratio that two decimals show; smaller gains are in percent."""
 RULE = say(
     "Two programs are compared by all pairs of their steps; if they took turns, by the pairs within a round. A program "
-    "is called faster if it wins more than {won:percent} of the pairs and a Mann–Whitney test is significant "
-    "at the {chance:percent} level; otherwise the two are on par. Steps that are too few to decide are not compared.",
+    "is called faster if it wins more than {won:percent} of the pairs and a one-sided Mann–Whitney test is "
+    "significant at the {chance:percent} level; otherwise the two are on par. Steps that are too few to decide are not "
+    "compared.",
     won=WON,
     chance=CHANCE,
 )

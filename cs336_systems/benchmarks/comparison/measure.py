@@ -16,7 +16,7 @@ from cs336_systems.measure.memory import Unavailable
 from cs336_systems.record.measurement import Measurement, skipped
 
 ON_CUDA = {
-    "device_busy": "on a CPU, operators run on the thread that launches them",
+    "device_busy": "on a CPU, an operator has finished when its call returns",
     "allocated": "PyTorch does not count memory in use on a CPU",
     "peak_memory": "PyTorch does not count peak memory on a CPU",
 }

@@ -7,7 +7,7 @@ from scripts.rendering.answer import Answer, Captioned, Facts, choose, count, sa
 from scripts.rendering.grid import NONE, grid
 from scripts.rendering.markup import Table, percent
 from scripts.views.closed_forms import FLASH, block_of, saved_by
-from scripts.views.data import flat, last, select, size_order
+from scripts.views.data import flat, select, size_order
 from scripts.views.units import BYTE
 
 CELL = ["context", "precision", "attention"]
@@ -24,7 +24,8 @@ def block(table: DataFrame) -> dict[str, Answer]:
     context = int(cells["context"].max())
     longest = select(cells, context=context)
     full = longest.iloc[0]
-    most = last(select(rows_of(table, full), metric="saved").sort_values("mean"))
+    saved = select(rows_of(table, full), metric="saved")
+    by_operator = saved.groupby(saved["operator"].replace("", FLASH))["mean"].sum()
     sizes = {(row["precision"], row["attention"]): row["saved"] for _, row in longest.iterrows()}
     plain, flash = (sizes.get(key) for key in (("fp32", "plain"), ("fp32", "flash")))
     exact = (cells["gradients"] - cells["expected"]).abs().dropna() < BYTE
@@ -34,9 +35,9 @@ def block(table: DataFrame) -> dict[str, Answer]:
             asked=asked[0],
             verdict=facts.say(
                 "A block of {full[label]} saves {full[saved]:MiB} at context {context} ({full[precision]}, "
-                "{full[attention]} attention); {most[mean] / full[saved]:percent} is from {operator}.",
-                most=most,
-                operator=None if most is None else most["operator"] or FLASH,
+                "{full[attention]} attention); {most / full[saved]:percent} is from {operator}.",
+                most=by_operator.max() if len(by_operator) else None,
+                operator=by_operator.idxmax() if len(by_operator) else None,
             ),
             more=say("With FlashAttention it saves {size:MiB}.", size=flash if plain else None),
             results=Captioned(

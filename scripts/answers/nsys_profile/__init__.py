@@ -135,7 +135,7 @@ def training(close: DataFrame, plain: DataFrame, unit: str) -> Answer:
         reason=say(
             "AdamW has no matmuls and works in fp32 in both precisions, so its share is larger if the rest is faster "
             "(@fig-kernel_shares).",
-            *(other_shares(name, *both) for name, both in [*whole.items()][-1:]),
+            *(other_shares(name, *both) for name, both in whole.items()),
         ),
         results="kernel_shares",
         details=Captioned(
@@ -146,13 +146,15 @@ def training(close: DataFrame, plain: DataFrame, unit: str) -> Answer:
 
 
 def other_shares(name: str, inference: dict[str, float], step: dict[str, float]) -> Typst:
-    """The largest shares of inference other than the matmuls', and the same in the training step."""
+    """The shares of inference that change most in the training step, except the matmuls'."""
+    old, new = Series(inference), Series(step).drop("optimizer", errors="ignore")
+    changes = new.sub(old, fill_value=0).drop("matmul").abs().nlargest(3)
     return say(
-        "In {name}, other shares change: {shares:listing}.",
+        "In {name} these other shares change most: {shares:listing}.",
         name=name,
         shares=[
-            say("{kind} from {share:percent} to {trained:percent}", kind=kind, share=share, trained=step[str(kind)])
-            for kind, share in Series(inference).drop("matmul").nlargest(3).items()
+            say("{kind} from {old:percent} to {new:percent}", kind=kind, old=old.get(kind, 0), new=new.get(kind, 0))
+            for kind in changes.index
         ],
     )
 
