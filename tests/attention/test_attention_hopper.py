@@ -421,6 +421,7 @@ def test_kernels_are_valid_gluon(name):
         pytest.param("backward, d 64, shared", 16, 40, 0, marks=pytest.mark.slow),
         pytest.param("backward, d 64, window", 16, 72, 6, marks=pytest.mark.slow),
         pytest.param("backward, d 64, softcap, deterministic", 16, 40, 0, marks=pytest.mark.slow),
+        pytest.param("backward, d 64, documents", 16, 40, 0, marks=pytest.mark.slow),
         pytest.param("backward, d 80", 26, 40, 0, marks=pytest.mark.slow),
         pytest.param("backward, d 96", 28, 64, 1, marks=pytest.mark.slow),
     ],
