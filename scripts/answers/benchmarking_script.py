@@ -104,10 +104,9 @@ def times(table: DataFrame, eager: DataFrame) -> Answer:
 
 def host_overhead(known: DataFrame) -> Answer:
     """Sub-question (b): the host's time for a launch, and the launches of a training step."""
-    steps = per_launch(known)
-    slow = select(steps, compiled=False)
-    slow = slow[slow["host_bound"].astype(bool)]
-    steps = select(steps, mode="train_step", attention="plain")
+    launched = per_launch(known)
+    slow = select(launched[launched["host_bound"].astype(bool)], compiled=False)
+    steps = select(launched, mode="train_step", attention="plain")
     eager, compiled = (select(steps, compiled=way) for way in (False, True))
     largest = last(select(eager, context=reference_context(eager), precision="bf16"))
     both = eager.merge(compiled, on=["size", "context", "precision"], suffixes=("", "_compiled"))
