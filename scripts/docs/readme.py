@@ -21,7 +21,7 @@ from scripts.views.training_ladder import ends, fastest, rung_table
 from scripts.views.verdicts import against
 
 RECORDED = Path("recorded/nvidia-h200/raw")
-COMPARED = ("this project", "against")
+COMPARED = ("this project", "speed-up over")
 """Titles of the columns of numbers."""
 PYTORCH_ATTENTION = [each.name for each in Flash.contenders if each.foreign and not each.package]
 SETTING = ("size", "precision", "compiled")
@@ -55,7 +55,7 @@ def attention(flash: DataFrame) -> Iterator[list[str]]:
         here = select(cells, d=d).dropna(subset="shown").sort_values("shown")
         own = one(here, implementation=OURS)
         others = {
-            "PyTorch’s fastest": first(here[here["implementation"].isin(PYTORCH_ATTENTION)]),
+            "PyTorch’s fastest backend": first(here[here["implementation"].isin(PYTORCH_ATTENTION)]),
             "FlashAttention-4": one(here, implementation="flash_attention_4"),
         }
         yield from line(f"causal attention, 16 heads × 16 384 tokens, d = {d}: forward + backward", own, others)
@@ -66,7 +66,7 @@ def ladder(rows: DataFrame) -> Iterator[list[str]]:
     for rungs in ends(rung_table(rows))[-1:]:
         own, rungs = fastest(rungs), rungs.assign(shown=rungs["step"])
         others = {title: one(rungs, rung=name) for name, title in RUNGS.items()}
-        what = f"{sized(own)}, {own['batch_size']} × {own['context']} tokens: training step with exact AdamW"
+        what = f"{sized(own)}, {own['batch_size']} × {own['context']} tokens: training step with fp32 master weights"
         yield from line(what, Series({**own, "shown": own["step"]}), others)
 
 
@@ -75,7 +75,7 @@ def duel(duels: list[Duel], what: str, rival: str) -> Iterator[list[str]]:
     alike = [each for each in duels if all(each.first[name] == duels[0].first[name] for name in SETTING)]
     times = [[Series({**row, "shown": row["median"]}) for row in (each.first, each.other)] for each in alike]
     further = [
-        f"; with {own['processes']} GPUs {milliseconds(own['shown'])} and {milliseconds(other['shown'])}: {words}"
+        f"; on {own['processes']} GPUs {milliseconds(own['shown'])} against {milliseconds(other['shown'])}: {words}"
         for own, other in times[1:]
         if (words := outcome(own, other))
     ]
