@@ -8,7 +8,7 @@ CLASSES = {
     (8, 0): ("Ampere: A100, A30", 163, "Triton kernels"),
     (8, 6): ("Ampere: RTX 30, RTX A, A10", 99, "Triton kernels, smaller tiles"),
     (8, 9): ("Ada: RTX 40, L4, L40S", 99, "Triton kernels, smaller tiles"),
-    (9, 0): ("Hopper: H100, H200, GH200", 227, "its own kernels for 16-bit inputs, otherwise Triton kernels"),
+    (9, 0): ("Hopper: H100, H200, GH200", 227, "Hopper kernels for 16-bit inputs, otherwise Triton kernels"),
     (10, 0): ("Blackwell: B200, GB200", 227, "Triton kernels"),
     (12, 0): ("Blackwell: RTX 50, RTX PRO", 99, "Triton kernels, smaller tiles"),
 }

@@ -488,15 +488,15 @@ def problem(part_name, other):
 INTRODUCTION = """# What works together
 
 Each part of `cs336_systems.training` was trained together with everything in the first column, for two steps on two
-ranks over Gloo, and compared with the same training in PyTorch. A field says:
+ranks over Gloo, and compared with the same training in PyTorch. An entry says:
 
-- **same**: the weights are those of PyTorch, up to the rounding of the part's precision;
-- a number: refused with the sentence of that number, which leaves the weights as they were;
-- –: not combined, as it is a sharded optimizer, or a method that sharded optimizers do not have.
+- **same**: the weights equal PyTorch's, up to the rounding of the part's precision;
+- a number: refused with the message of that number, and the weights are unchanged;
+- –: both are sharded optimizers, or sharded optimizers lack this method.
 
-A loss used with a wrapper is part of the wrapped module; `CapturedStep` gets the wrapper as
-`model`, and splits the batch into two micro-batches. Weights are bf16 for `MasterAdamW`, `GradientSums` and
-`all fused`: `fuse`, `checkpoint_blocks` and `linear_cross_entropy` with an `UpdateInBackward` of a `MasterAdamW`.
+A loss used with a wrapper is part of the wrapped module. `CapturedStep` gets the wrapper as `model`, and splits the
+batch into two micro-batches. `all fused` stands for `fuse`, `checkpoint_blocks`, `linear_cross_entropy` and an
+`UpdateInBackward` of a `MasterAdamW`. Weights are bf16 for `all fused`, `MasterAdamW` and `GradientSums`.
 `tests/training/compatibility.py` is the source of this page.
 """
 
@@ -509,11 +509,11 @@ def page():
         if (part, other.name) in NOT_COMBINED:
             return "–"
         sentence = REFUSED.get((part, other.name))
-        return f"[{sentences.index(sentence) + 1}](#sentences)" if sentence else "same"
+        return f"[{sentences.index(sentence) + 1}](#messages)" if sentence else "same"
 
     lines = [INTRODUCTION, f"| with | {' | '.join(f'`{name}`' for name in PARTS)} |", "|---" * (1 + len(PARTS)) + "|"]
     lines += [f"| {other.name} | {' | '.join(field(part, other) for part in PARTS)} |" for other in OTHERS]
-    lines += ["", "## Sentences", ""]
+    lines += ["", "## Messages", ""]
     lines += [f"{number}. {readable(sentence)}" for number, sentence in enumerate(sentences, start=1)]
     return "\n".join(lines) + "\n"
 
