@@ -1,9 +1,10 @@
 """One command from this machine to results/<machine>/writeup.pdf and report.html: `snakemake`.
 
 `snakemake writeup` rebuilds the PDF from the existing CSV files, and `snakemake web` the page; `snakemake measurements`
-only measures; `snakemake end_to_end` (or another experiment's name) measures that experiment; `snakemake on_4_gpus`
-measures what needs four GPUs; `snakemake submission` packs the code and the report for handing in; `snakemake card`
-checks whether this machine is as fast as it should be; `snakemake bundle` packs the results for others to check.
+only measures; `snakemake end_to_end` (or another experiment's name) measures only that experiment; `snakemake on_4_gpus`
+measures only the jobs that need four GPUs; `snakemake submission` packs the code and the report to hand in; `snakemake
+card` checks whether this machine's GPUs are as fast as they should be; `snakemake bundle` packs the results for others
+to check.
 """
 
 from snakemake.utils import min_version
@@ -40,4 +41,4 @@ rule all:
         f"{RESULTS}/report.html",
         f"{RESULTS}/verdict.txt",
     message:
-        "All is measured, and the report is made"
+        "Everything is measured, and the report is made"

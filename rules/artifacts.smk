@@ -1,13 +1,13 @@
-"""Artifacts: what people open themselves, of one step each.
+"""Artifacts: files of one step each, to open in other tools.
 
 Needs the plan (common.smk); makes results/<machine>/traces/*.json.gz of the steps that config.yaml describes under
-`trace`; by name only, `snakemake nsys` makes results/<machine>/nsys/training_step.nsys-rep of the first one, and
-`snakemake memory_snapshot` results/<machine>/artifacts/memory_snapshot.pickle.
+`trace`. By name only, `snakemake nsys` profiles the first one into results/<machine>/nsys/training_step.nsys-rep, and
+`snakemake memory_snapshot` makes results/<machine>/artifacts/memory_snapshot.pickle.
 """
 
 PLACE = f"--device {PLAN.device} --seed {config['seed']}"
 STEP = f"{PLAN.traced['training_step'].arguments} {PLACE}"
-# The handout's model; by hand the command takes any other.
+# The handout's size; run the command by hand for others.
 SNAPSHOT_STEP = f"--size 2.7B --context 512 --precision bf16 --model {config['model']} {PLACE}"
 
 
@@ -54,7 +54,7 @@ rule nsys:
 
 
 rule memory_snapshot:
-    """Record the memory history of a step for PyTorch's viewer, or say why that cannot be done here."""
+    """Record the memory history of a step for PyTorch's viewer, or say why this machine cannot."""
     input:
         obstacles,
     log:

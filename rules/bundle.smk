@@ -1,6 +1,6 @@
 """Results as one file that others can check.
 
-Needs the tables' rules and CSV files that are there; makes results/<machine>/<machine>.crate.zip, by name only.
+Needs the tables' rules and existing CSV files; makes results/<machine>/<machine>.crate.zip, by name only.
 `snakemake check --config bundle=FILE` checks such a file, and `snakemake promote --config bundle=FILE` adds it to the
 recorded results.
 """
@@ -35,7 +35,7 @@ NOT_WHOLE = refused_if(PLAN.scale == QUICK, "scale is 'quick', which measures pa
 
 
 rule check:
-    """Say of a bundle what passed, what failed, and what cannot be decided."""
+    """Report which checks of a bundle passed, failed, or cannot be decided."""
     input:
         NO_BUNDLE,
     log:
@@ -50,7 +50,7 @@ rule check:
 
 
 rule promote:
-    """Add what was measured here to the recorded results, in place of earlier ones of the same jobs, or a bundle."""
+    """Add a bundle to the recorded results, or this machine's results, which replace earlier ones of the same jobs."""
     input:
         NO_BUNDLE if config["bundle"] != NONE else [NOT_MEASURED, NOT_WHOLE],
     log:

@@ -1,4 +1,4 @@
-"""The card: what each GPU of this machine reaches, and whether that is as it should be.
+"""The card: the rates and state of each GPU of this machine, and whether they are as expected.
 
 Needs the plan (common.smk); makes results/<machine>/card.pdf and card.html and raw/card/TIME-JOB.csv, by name only.
 """

@@ -49,13 +49,13 @@ TRACES = {name: str(PLAN.trace(name)) for name in PLAN.traced}
 CLASS = config["students"]
 COMPARED_WITH = str(config["with"])
 IMPORT_S = 120  # time limit for importing a user's modules
-# The file that names each student's implementations.
+# For each student, the file or folder that names the implementations.
 STUDENT_FOLDERS = sorted(Path(CLASS).glob("[!._]*/")) if CLASS != NONE and os.path.isdir(CLASS) else []
 STUDENTS = [str(handed_over(folder) or folder / ADAPTERS) for folder in STUDENT_FOLDERS]
 if CLASS != NONE and not any(map(handed_over, STUDENT_FOLDERS)):
     raise Refused(
         f"{set_by(SOURCES, ['students'])}: students is '{CLASS}'; "
-        "allowed: none, or a folder with one for each student, which has a tests/adapters.py or an implementations.yaml"
+        "allowed: none, or a folder with one folder per student, each with a tests/adapters.py or an implementations.yaml"
     )
 JOBS = {job.path: job for job in PLAN.all_jobs()}
 PROGRESS = ProgressMonitor(PLAN)
@@ -77,7 +77,7 @@ if workflow.is_main_process:
     if workflow.output_settings.dryrun:
         atexit.register(lambda: print_forecast())  # below Snakemake's output
     else:
-        # The counter of cells is enough; a dry run shows the jobs, and their reasons.
+        # The counter of cells is enough; a dry run shows the jobs and their reasons.
         if workflow.output_settings.quiet is not None:  # as in both profiles
             workflow.output_settings.quiet.update({Quietness.PROGRESS, Quietness.REASON})
         if message := clear_after_dead_owner():
@@ -91,7 +91,7 @@ wildcard_constraints:
 onstart:
     note_owner(workflow.persistence._lockfile.values(), workflow.snakemake_tmp_dir)
     if workflow.local_exec:
-        # Also of what is run here before the jobs.
+        # Also for processes that run here before the jobs.
         os.environ.update(TMPDIR=str(workflow.snakemake_tmp_dir))
         if not os.access(Path.home(), os.W_OK):
             os.environ.update(TRITON_CACHE_DIR=str(workflow.snakemake_tmp_dir / "triton"))
@@ -99,7 +99,7 @@ onstart:
     if workflow.local_exec:
         check_other_models(pending)
         check_own_implementations(pending)
-        # On a GPU a process that has used CUDA cannot be forked, and what a job imports is little of its time.
+        # Only on a CPU: a process that has used CUDA cannot be forked, and imports are little of a GPU job's time.
         if PLAN.device == "cpu" and len(pending) > 1:
             os.environ[WARM] = str(workflow.snakemake_tmp_dir / "warm")
             warm = subprocess.Popen([sys.executable, "-m", "cs336_systems.run.warm", os.environ[WARM]])
@@ -127,12 +127,12 @@ onerror:
 
 
 def explain(record):
-    """Shorten what Snakemake says of a missing file: to why it is refused, or to the targets that are allowed."""
+    """Shorten Snakemake's message on a missing file to the reason of a refusal, or to the allowed targets."""
     text = str(record.msg) if hasattr(record, "exception") else ""
     if getattr(record, "exception", "") == "LockException":
         record.msg = (
-            "Error: another run works in this folder; allowed: one at a time. "
-            "If none does, as after a reboot: snakemake --unlock"
+            "Error: another run uses this folder; allowed: one at a time. "
+            "If none does, for example after a reboot: snakemake --unlock"
         )
     elif target := re.search(r"No \w+ to produce (\S+) ", text):
         name = target[1]
@@ -144,7 +144,7 @@ def explain(record):
             record.msg = f"Error: the target is {name!r}; allowed: {near}, or a file that a rule makes"
     elif reasons := re.findall(r"^  +(?:Refused: (.*)|\((.*)\))$", text, re.M):
         record.msg = f"Error: {'; '.join(dict.fromkeys(map(''.join, reasons)))}"
-    # What a failed command said stands below "Error in rule" as well.
+    # The message of a failed command is also printed below "Error in rule".
     return not text.startswith("RuleException:\nCalledProcessError")
 
 
@@ -158,7 +158,7 @@ def pending_jobs():
 
 
 def print_forecast():
-    """Print what a dry run expects of this machine: the jobs that are to be measured, and those that cannot be."""
+    """Print a dry run's forecast for this machine: the jobs to measure, and the jobs that cannot be measured."""
     if not workflow.dag or measures_nothing():
         return
     targets, pending = set(workflow.dag_settings.targets), {job.path for job in pending_jobs()}
@@ -169,14 +169,14 @@ def print_forecast():
 
 
 def check_other_models(jobs):
-    """Check, in a process that imports PyTorch, that the models of others can be measured before any job begins."""
+    """Check in a process that imports PyTorch, before any job begins, that the user's models can be measured."""
     for model in other_models(jobs):
         if error := error_of("model", "cs336_systems.model_check", model):
             raise Refused(f"{set_by(SOURCES, ['model'])}: {printable(error)}")
 
 
 def check_own_implementations(jobs):
-    """The same of implementations of a user's own."""
+    """Check the same for the user's own implementations."""
     asked = {(family_of(job.experiment), own.text) for job in jobs for own in job.own_implementations}
     arguments = [*chain.from_iterable(sorted(asked))]
     if asked and (error := error_of("implementations", "cs336_systems.implementations", arguments)):
@@ -184,7 +184,7 @@ def check_own_implementations(jobs):
 
 
 def error_of(key, module, arguments):
-    """The error of a check of the user's modules, which it imports in a separate process; None if it passes."""
+    """The error of a check that imports the user's modules in a separate process; None if it passes."""
     check = [sys.executable, "-m", module, *arguments]
     try:
         checked = subprocess.run(check, capture_output=True, text=True, timeout=IMPORT_S)
@@ -202,14 +202,14 @@ def needed_tests(job):
 
 
 def test_together(jobs):
-    """Run the tests of all jobs' code at once: to start PyTorch and several ranks takes longer than most of them.
+    """Run the tests of all jobs' code together, because starting PyTorch and several ranks takes longer than most tests.
 
-    If one fails, each job runs its own, so that only those are lost that would measure incorrect code.
+    If one fails, each job runs its own, so that only jobs with incorrect code are lost.
     """
     tests = sorted({test for job in jobs for test in needed_tests(job)})
     if len(jobs) > 1:
         print(
-            f"Testing the code that is to be measured: {len(tests)} modules, for minutes, once for each version of it.",
+            f"Testing the code to be measured: {len(tests)} modules. This takes minutes, once for each version of the code.",
             file=sys.stderr,
         )
         tested = workflow.snakemake_tmp_dir / "tested"
@@ -220,22 +220,22 @@ def test_together(jobs):
 
 
 def refused_if(condition, reason):
-    """Input that blocks a job: none, or a file that cannot exist and is named by the reason.
+    """Input that blocks a job: none, or a file that cannot exist and has the reason as its name.
 
-    If an input is missing, Snakemake takes an existing output as it is, or else quotes the missing name. So results
-    from a machine with more GPUs stay, and `snakemake writeup` measures nothing.
+    If an input is missing, Snakemake keeps an existing output, or else prints the missing name. So results from a
+    machine with more GPUs stay, and `snakemake writeup` measures nothing.
     """
-    text = str(reason)  # as long as the name of a file may be
+    text = str(reason)  # file names have limited length
     return [f"({text if len(text) < 240 else f'{text[:240]}…'})"] if condition else []
 
 
 NOT_MEASURED = refused_if(
-    PLAN.recorded, f"nothing is measured where recorded is '{PLAN.machine}'; allowed: all, writeup, or figures"
+    PLAN.recorded, f"nothing is measured if recorded is '{PLAN.machine}'; allowed: all, writeup, or figures"
 )
 
 
 def planned_csvs(*experiments):
-    """The CSV file of each job that this run may measure, of all experiments or of the named ones."""
+    """The CSV files of the jobs that this run may measure, of all experiments or of the named ones."""
     return [
         str(PLAN.csv(job))
         for experiment in (experiments or PLAN.jobs)
@@ -252,7 +252,7 @@ def csvs_on(gpus):
 
 
 def raw_csvs(wildcards):
-    """Inputs of tables: the planned jobs' CSV files that exist or will; for recorded results, all of them."""
+    """Inputs of tables: the planned jobs' CSV files that exist or will exist; for recorded results, all files."""
     if PLAN.recorded:
         return sorted(str(path) for name in PLAN.jobs for path in (PLAN.raw / name).glob("*.csv"))
     coming = set() if measures_nothing() else set(planned_csvs())
@@ -261,7 +261,7 @@ def raw_csvs(wildcards):
 
 
 def nothing_to_report(wildcards):
-    """Input that keeps an empty report from being made: none, or where measurements are instead."""
+    """Input that blocks an empty report: none, or a reason that names the folders that have measurements."""
     if not measures_nothing() or raw_csvs(wildcards):
         return []
     others = sorted({str(csv.parents[2]) for name in PLAN.jobs for csv in Path("results").glob(f"**/raw/{name}/*.csv")})
@@ -275,7 +275,7 @@ def cards_to_pack(wildcards):
 
 
 def not_compared(wildcards):
-    """Input that keeps the comparison from running: none, or the reason."""
+    """Input that blocks the comparison: none, or the reason."""
     if COMPARED_WITH == NONE:
         return refused_if(True, "with is 'none'; allowed: a label in results/ or recorded/, or a folder")
     try:
@@ -288,7 +288,7 @@ def not_compared(wildcards):
 
 
 def scripts_of(package):
-    """The modules of a package of scripts by name, none of them imported."""
+    """The names of the modules of a package of scripts, without importing them."""
     return [f"scripts.{package}.{found.name}" for found in pkgutil.iter_modules([f"scripts/{package}"])]
 
 
@@ -298,7 +298,7 @@ def reference_csvs():
 
 
 def traces_to_draw(wildcards):
-    """The traces of steps: the recorded ones, or those that exist or will."""
+    """The traces of steps: the recorded ones, or those that exist or will exist."""
     return [trace for trace in TRACES.values() if os.path.exists(trace) or not measures_nothing()]
 
 
@@ -318,14 +318,14 @@ def figures_to_draw(wildcards):
 
 
 def measures_nothing():
-    """Whether `snakemake writeup`, `web` or `bundle` runs, perhaps with `submission`: they use the existing CSV files."""
+    """Whether only targets that use existing CSV files run: writeup, web or bundle, perhaps with submission."""
     targets = set(workflow.dag_settings.targets)
     made = {"writeup", "web", "bundle"}
     return PLAN.recorded or bool(targets & made) and targets <= made | {"submission"}
 
 
 def obstacles(wildcards):
-    """Input that keeps a job or an artifact from being made in this run, if anything does."""
+    """Input that blocks a job or an artifact in this run, if anything does."""
     obstacle = PLAN.obstacle(JOBS.get(wildcards.get("job"), PLAN.traced["training_step"]))
     if refused := (
         NOT_MEASURED
@@ -335,7 +335,7 @@ def obstacles(wildcards):
         return refused
     if not workflow.local_exec and config["machine"] == AUTO:
         raise Refused(
-            f"{set_by(SOURCES, ['machine'])}: machine is 'auto', but jobs run elsewhere; say on what, see its comment"
+            f"{set_by(SOURCES, ['machine'])}: machine is 'auto', but jobs run elsewhere; allowed: the name of their machine"
         )
     return []
 
@@ -346,13 +346,13 @@ def job_command(wildcards):
 
 
 def card_jobs():
-    """The jobs of the card by the CSV files of a run that begins now."""
+    """The jobs of the card, by the CSV files of a run that starts now."""
     began = f"{datetime.now(UTC):%Y%m%dT%H%M%S}"
     return {f"{PLAN.raw}/card/{began}-{name}.csv": job for name, job in PLAN.on_request.get("card", {}).items()}
 
 
 def card_obstacles(wildcards):
-    """Input that keeps the card from being measured, if anything does."""
+    """Input that blocks the card, if anything does."""
     reason = f"experiments.card.{PLAN.scale} has no grid; allowed: at least one, see config.yaml"
     return refused_if(not PLAN.on_request.get("card"), reason) or obstacles(wildcards)
 
@@ -370,7 +370,7 @@ def job_source(wildcards):
 
 
 def trace_source(wildcards):
-    """The same of the code that traces."""
+    """Revisions of the code that the traced steps run."""
     return f"{' '.join(str(job.revisions) for job in PLAN.traced.values())} kernel_trace={present('kernel_trace')}"
 
 
@@ -385,7 +385,7 @@ def trace_commands(wildcards):
 
 
 def job_priority(wildcards):
-    """At least 2, more for jobs that need more GPUs, then for earlier ones: a rented machine may be taken back."""
+    """At least 2; higher for jobs that need more GPUs, since a rented machine may be taken back, then for earlier jobs."""
     last_first = sorted(reversed(JOBS), key=lambda path: PLAN.gpus_of(JOBS[path]))
     return 2 + last_first.index(wildcards.job)
 
@@ -396,5 +396,5 @@ def job_tests(wildcards):
 
 
 def job_gpus(wildcards):
-    """Number of GPUs that a job takes: at least one where there are GPUs, so that a cluster runs it on such a node."""
+    """Number of GPUs that a job requests: at least one if there are GPUs, so that a cluster runs it on a GPU node."""
     return max(PLAN.gpus_of(JOBS[wildcards.job]), int(PLAN.device == "cuda"))

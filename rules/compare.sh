@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compare the results A and B, write everything into a folder, and exit as the comparison does: 1 where B is too slow.
+# Compare the results A and B, write everything into a folder, and exit with the status of the comparison: 1 if B is too slow.
 # Usage: rules/compare.sh A B FOLDER [OPTION ...]; empty options are left out.
 set -uo pipefail
 a=$1 b=$2 folder=$3

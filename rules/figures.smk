@@ -1,6 +1,7 @@
-"""Figures: one job for all of them, which draws those that have changed.
+"""Figures: one job that draws all changed figures.
 
-Needs results/<machine>/tables and traces, or nothing where closed forms are drawn; makes results/<machine>/figures/*.svg.
+Needs results/<machine>/tables and traces, or nothing if a figure shows closed forms; makes
+results/<machine>/figures/*.svg.
 """
 
 from scripts.rendering.contents import read_contents
@@ -19,7 +20,7 @@ rule figures:
         TABLES.values(),
         traces_to_draw if any(figure.trace for figure in CONTENTS.figures.values()) else [],
     output:
-        # Kept while the job runs: those that have not changed are not drawn again.
+        # Kept while the job runs, because unchanged figures are not drawn again.
         [
             update(
                 report(

@@ -1,16 +1,16 @@
 """Measurements: one launch per job, one CSV file per launch.
 
-Needs the plan (common.smk); makes results/<machine>/raw/<experiment>/<job>.csv and its SHA-256, and while a job lasts, or
-where it has failed, results/<machine>/kept/<experiment>/<job>.jsonl with the cells that it has measured. A target named
-after each experiment measures only that experiment; on_4_gpus, only the jobs that need four GPUs.
+Needs the plan (common.smk); makes results/<machine>/raw/<experiment>/<job>.csv and its SHA-256. While a job runs, or
+after it failed, results/<machine>/kept/<experiment>/<job>.jsonl has the cells that it has measured. Each experiment's
+name is a target that measures only that experiment; on_4_gpus measures only the jobs that need four GPUs.
 """
 
 
 rule measure:
     """Run an experiment's module over the cells of one job, once its code has passed its tests on this machine.
 
-    The tests are part of the job rather than a rule: a stamp among a job's inputs would make CSV files look outdated on a
-    machine where the stamp is not there yet.
+    The tests are part of the job rather than a rule: as inputs of a job, their stamps would make CSV files look outdated
+    on a machine without them.
     """
     input:
         obstacles,
@@ -21,15 +21,15 @@ rule measure:
         f"{RESULTS}/logs/{{job}}.log",
     wildcard_constraints:
         job="|".join(map(re.escape, JOBS)),
-    # Tables and figures are made at the end, where they share the cores, instead of one by one while others idle.
+    # Tables and figures are made at the end, when they can share the cores.
     priority: job_priority
     # All cores: nothing else may run during a measurement.
     threads: workflow.cores
     resources:
         gpu=job_gpus,
-        # Not a parameter: another limit would make measurements stale.
+        # Not a parameter: changing the limit would make measurements stale.
         cell_timeout=config["cell_timeout"],
-        # The following is for SLURM, which would otherwise spread the GPUs over any number of nodes.
+        # Without the following, SLURM would spread the GPUs over any number of nodes.
         nodes=1,
         tasks=1,
         tasks_per_gpu=0,

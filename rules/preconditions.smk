@@ -1,6 +1,6 @@
-"""Preconditions of every run: folders, room on the disk, and configuration files that are YAML.
+"""Preconditions of every run: writable folders, free disk space, and configuration files that are YAML.
 
-Needs nothing; makes SOURCES, what the configuration is merged from, by name, and Refused, by which input is refused.
+Needs nothing; makes SOURCES, the named parts of the configuration, and Refused, the exception for refused input.
 """
 
 import os
@@ -15,33 +15,33 @@ FREE_MB = 50
 
 
 class Refused(CliException):
-    """A refused input. Snakemake prints its sentence, without the line of the rules that refuses it."""
+    """A refused input. Snakemake prints its sentence without a traceback."""
 
     __traceback__ = None
 
 
 def interrupted(*_):
-    """End before the first job begins: afterwards Snakemake has its own way to end."""
+    """End the run before the first job begins; after that, Snakemake handles Ctrl-C."""
     raise SystemExit("The run was ended by Ctrl-C, before anything was measured or made.")
 
 
 def check_folder(folder):
-    """Refuse a folder that cannot be written, or something else in its place. Root may write /proc, but nothing there."""
+    """Refuse a path that is not a writable folder, by creating a file in it: access rights are not enough, as in /proc."""
     try:
         if os.path.lexists(folder):
             tempfile.TemporaryFile(dir=folder).close()
     except OSError:
-        raise Refused(f"{folder} is not a folder that this user can write; allowed: to be one, or to be absent")
+        raise Refused(f"{folder} is not a folder that this user can write; allowed: a writable folder, or none")
 
 
 if workflow.is_main_process and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
     signal.signal(signal.SIGINT, interrupted)
 if workflow.output_settings.dryrun:
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback where `head` has read enough
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback when `head` closes the pipe
 if Path.cwd() != Path(workflow.basedir):
     raise Refused(f"snakemake runs in {Path.cwd()}; allowed: the project's folder, {workflow.basedir}")
 if (cores := workflow.resource_settings.cores) is not None and cores < 1:
-    raise Refused(f"--cores is {cores}; allowed: a number from 1, or all")  # Snakemake would wait for ever
+    raise Refused(f"--cores is {cores}; allowed: a number from 1, or all")  # Snakemake would wait forever
 for folder in (Path.cwd(), ".snakemake", "results"):
     check_folder(folder)
 if (free := shutil.disk_usage(".").free / 1e6) < FREE_MB:

@@ -1,11 +1,11 @@
-"""What the course wants handed in.
+"""The files to hand in for the course.
 
 Needs the report of this configuration; makes submission/code.zip and submission/writeup.pdf, by name only.
 """
 
 
 rule submission:
-    """Pack the code and the report, and run the code's tests where only code.zip has been unpacked."""
+    """Pack the code and the report, and run the tests in a folder with only the unpacked code.zip."""
     input:
         rules.writeup.input,
         report=rules.typeset.output[0],
@@ -17,7 +17,7 @@ rule submission:
         folder="submission",
         adapters=config["implementations"]["adapters"],
     message:
-        "Packing {params.folder}, and testing what is in it"
+        "Packing {params.folder}, and testing its content"
     shell:
         "python -m scripts.stages.submission {input.report} {params.folder} {params.adapters:q} 2> {log}"
         " || python -m cs336_systems.run.failure $? {log}"

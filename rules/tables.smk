@@ -8,9 +8,9 @@ import hashlib
 from cs336_systems.discovery import modules
 
 TABLES = {experiment: f"{RESULTS}/tables/{experiment}.csv" for experiment in PLAN.jobs}
-# Found by name, so no script has an import statement for them that its digest could follow.
+# Modules are discovered by name, so no import statement leads a script's digest to them.
 EXPERIMENT_MODULES = modules("cs336_systems.experiments")
-# Where the next rule finds its output: as a parameter, it would be in the record of each run.
+# Passed to the next rule through the environment: as a parameter, it would be in the record of each run.
 PLAN_FILE = workflow.snakemake_tmp_dir / "plan.json"
 os.environ.update(CS336_PLAN=str(PLAN_FILE))
 
@@ -31,7 +31,7 @@ rule plan:
 
 
 rule tables:
-    """One validated table per experiment, and planned against measured."""
+    """One validated table per experiment, and the coverage of the plan."""
     input:
         plan=rules.plan.output[0],
         csvs=raw_csvs,
@@ -72,10 +72,10 @@ rule checks:
 
 
 rule verdict:
-    """Where the report is and how its self-checks went; with `strict: true` a failed check fails the run."""
+    """Print the report's path and the result of its self-checks; with `strict: true`, a failed check fails the run."""
     input:
         checks=rules.checks.output[0],
-        # A failed run keeps the report with the reason.
+        # So that a failed run keeps the report with the reason.
         report=f"{RESULTS}/writeup.pdf",
     output:
         f"{RESULTS}/verdict.txt",

@@ -5,7 +5,7 @@ results/<machine>/verify/<student>.html. Nothing is measured.
 """
 
 
-# Without output, so that it runs whenever it is requested: no digest covers the students' imports.
+# Without output, so that it runs whenever it is requested, because no digest covers the students' imports.
 rule verify:
     """Verify the implementations that the configuration names, or each student's."""
     input:

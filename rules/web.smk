@@ -1,8 +1,7 @@
 """The report as one page: the text of the PDF, figures that show their values, and an explorer of all rows.
 
-Needs writeup.typ, the figures, tables and plan, and, on a GPU other than the reference's, the recorded CSV files
-of that; makes results/<machine>/report.html, and charts.js, the library in it that draws charts. `snakemake writeup`
-makes neither.
+Needs writeup.typ, the figures, tables and plan, and, on other GPUs than the reference machine's, its recorded CSV files;
+makes results/<machine>/report.html, and charts.js, the library that draws its charts. `snakemake writeup` makes neither.
 """
 
 from importlib.metadata import version

@@ -1,7 +1,7 @@
 """The report: answers from the tables, templates filled with them and typeset.
 
 Needs the plan, tables, figures, coverage, self-checks and the verdict on them; makes results/<machine>/writeup.typ and
-writeup.pdf. The target `writeup` is both: the report is there, and its verdict is not a failure.
+writeup.pdf. The target `writeup` needs both the report and its verdict.
 """
 
 from scripts.rendering.notes import note_files
@@ -15,7 +15,7 @@ THEMES = sorted(map(str, Path("report").rglob("*.typ")))
 
 
 rule writeup:
-    """The report, and with `strict: true` nothing in it that failed."""
+    """The report; with `strict: true`, a failed self-check is an error."""
     input:
         f"{RESULTS}/writeup.pdf",
         f"{RESULTS}/verdict.txt",
@@ -40,7 +40,7 @@ rule render:
         f"{RESULTS}/writeup.typ",
     log:
         f"{RESULTS}/logs/render.log",
-    # Before other waiting jobs: both the PDF and the page are made from it.
+    # Before other waiting jobs, because the PDF and the page are made from it.
     priority: 1
     localrule: True
     params:

@@ -44,7 +44,7 @@ def test_wrong_contents_end_in_a_sentence(project):
     contents.write_text(before)
 
 
-NOT_MEASURED = "nothing is measured where recorded is 'nvidia-h200'; allowed: all, writeup, or figures"
+NOT_MEASURED = "nothing is measured if recorded is 'nvidia-h200'; allowed: all, writeup, or figures"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_second_run_and_ctrl_c_during_the_tests_of_the_code_end_in_a_sentence(
         while "Testing the code" not in running.stderr.readline():
             pass
         second = snakemake(folder, "measurements", check=False)
-        assert "Error: another run works in this folder; allowed: one at a time. " in second
+        assert "Error: another run uses this folder; allowed: one at a time. " in second
         os.killpg(running.pid, signal.SIGINT)
         assert running.stderr.read() == "The run was ended by Ctrl-C, before anything was measured or made.\n"
     assert not list(folder.glob(".snakemake/locks/*"))
