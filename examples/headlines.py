@@ -1,10 +1,10 @@
-"""Training steps on several GPUs as any user can run them: plain PyTorch modules, and the library's public names.
+"""Training steps on several GPUs, with plain PyTorch modules and the library's public API.
 
     torchrun --standalone --nproc-per-node=2 examples/headlines.py > headlines.csv
 
 Contenders take turns in one process, in an order that rotates from round to round. Each turn begins with a new model
-and a warm-up. A step's time is that between its end and the end of the step before, on the slowest rank: the host may
-run ahead, as in any training loop. `--size tiny` runs on CPUs in seconds.
+and a warm-up. A step's time is from the end of the previous step to its own, on the slowest rank; the host may run
+ahead, as in any training loop. `--size tiny` runs on CPUs in seconds.
 """
 
 import argparse
@@ -107,7 +107,7 @@ def adamw(parameters: Iterable[nn.Parameter]) -> Optimizer:
 
 
 def wrapped(wrap: Callable[..., nn.Module], **options: Any) -> Build:
-    """Make a contender of a wrapper."""
+    """Make a contender from a wrapper."""
 
     def build(net: LanguageModel) -> tuple[nn.Module, Optimizer]:
         model = wrap(net, **options)
@@ -123,7 +123,7 @@ def sharded_optimizer(net: LanguageModel) -> tuple[nn.Module, Optimizer]:
 
 
 def by_block(net: LanguageModel, dtype: torch.dtype | None, *, prefetch: bool, symmetric: bool = False) -> nn.Module:
-    """Shard a model by fully_shard, block by block."""
+    """Shard a model with fully_shard, block by block."""
     policy = MixedPrecisionPolicy(param_dtype=dtype)
     blocks: list[Any] = [fully_shard(block, mp_policy=policy) for block in net.blocks]
     root: Any = fully_shard(net, mp_policy=policy)
@@ -145,7 +145,7 @@ REPLICATED = {
 
 
 def sharded(dtype: torch.dtype | None) -> dict[str, Build]:
-    """The contenders that shard weights, computing in a dtype."""
+    """Contenders that shard weights and compute in a dtype."""
     ours = partial(wrapped, FullyShardedDataParallel, compute_dtype=dtype, together=(Block,))
     return {
         "fully_shard": wrapped(by_block, dtype=dtype, prefetch=False),
@@ -163,7 +163,7 @@ class Part:
     shape: Shape
     contenders: Mapping[str, Build]
     autocast: bool
-    """Whether what is not sharded computes by bf16 autocast."""
+    """Whether unsharded contenders use bf16 autocast."""
     captured: tuple[bool, ...] = (False,)
 
 
@@ -228,7 +228,7 @@ def seconds_of(step: Step, device: torch.device, steps: int) -> list[float]:
 
 
 def now(device: torch.device) -> Any:
-    """The moment at which the device has done all that it was given so far."""
+    """The moment when the device has finished its queued work."""
     if device.type == "cpu":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)

@@ -1,1 +1,1 @@
-"""A small package of own code: for each family a right and a wrong implementation."""
+"""A small package of a user's own code, with a right and a wrong implementation in each family."""

@@ -1,4 +1,4 @@
-"""FlashAttention-2 in tiled PyTorch, and attention that forgets its padding."""
+"""FlashAttention-2 in tiled PyTorch, and attention that does not mask its padding."""
 
 import math
 from typing import Any
@@ -28,7 +28,7 @@ class FlashAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-        """Softmax of the scores times v, tile after tile, with a running maximum and sum."""
+        """Compute softmax(scores) v tile by tile, with a running maximum and sum."""
         outputs, logsumexps = [], []
         for rows in tiles(q.shape[1]):
             o = torch.zeros_like(q[:, rows], dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Data parallelism: an all-reduce per parameter, and one per bucket that forgets the last."""
+"""Data parallelism with an all-reduce per parameter, and a bucketed variant that never sends its last bucket."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class DDP(nn.Module):
-    """Right: averages each gradient as soon as the backward pass has made it."""
+    """Right: averages each gradient as soon as the backward pass has computed it."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
@@ -39,7 +39,7 @@ class DDP(nn.Module):
 
 
 class BucketedDDP(DDP):
-    """Wrong: a bucket is sent when it is full, and the last one never is."""
+    """Wrong: buckets are sent when they are full, so the last one never is."""
 
     def __init__(self, module: nn.Module, bucket_size_mb: float):
         super().__init__(module)

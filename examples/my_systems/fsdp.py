@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism, and one that never trains the rows that the number of ranks does not divide."""
+"""Fully sharded data parallelism, and a variant that never trains the rows left over after an even division."""
 
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ class Gather(torch.autograd.Function):
 
 
 class FSDP(nn.Module):
-    """Right: a rank keeps its rows of each linear map and embedding, and has them whole from forward to backward."""
+    """Right: a rank keeps its rows of each Linear and Embedding, and full weights only from forward to backward."""
 
     def __init__(self, module: nn.Module, compute_dtype: torch.dtype | None = None):
         super().__init__()
@@ -49,7 +49,7 @@ class FSDP(nn.Module):
         self.named = {name: shards.get(parameter, parameter) for name, parameter in named.items()}
 
     def shard(self, parameter: nn.Parameter) -> nn.Parameter:
-        """This rank's rows of a parameter, filled up with zeros so that all ranks have as many."""
+        """This rank's rows of a parameter, padded with zeros to the same number on all ranks."""
         ranks = dist.get_world_size()
         filled = torch.cat([parameter.data, parameter.new_zeros(-len(parameter) % ranks, *parameter.shape[1:])])
         rows = nn.Parameter(filled.chunk(ranks)[dist.get_rank()].clone(), requires_grad=parameter.requires_grad)
@@ -83,12 +83,12 @@ class FSDP(nn.Module):
 
     @torch.no_grad()
     def gather_full_parameters(self) -> dict[str, Tensor]:
-        """All parameters, whole, by their names in the module."""
+        """All full parameters by their names in the module."""
         return {name: self.whole(p) if p in self.lengths else p.data for name, p in self.named.items()}
 
 
 class EvenFSDP(FSDP):
-    """Wrong: the rows that are left over, where the number of ranks does not divide them, are never trained."""
+    """Wrong: the rows left over after dividing by the number of ranks are never trained."""
 
     def __init__(self, module: nn.Module, compute_dtype: torch.dtype | None = None):
         self.left: dict[nn.Parameter, Tensor] = {}
@@ -102,5 +102,5 @@ class EvenFSDP(FSDP):
         return rows
 
     def whole(self, rows: nn.Parameter, dtype: torch.dtype | None = None) -> Tensor:
-        """A parameter from its rows on all ranks, and what is left over."""
+        """A parameter from its rows on all ranks and the rows left over."""
         return torch.cat([super().whole(rows, dtype), self.left[rows].to(dtype or rows.dtype)])

@@ -1,4 +1,4 @@
-"""An optimizer with sharded state, and one that forgets to send the last parameters."""
+"""An optimizer with sharded state, and a variant that never sends the last parameters."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ class ShardedOptimizer(Optimizer):
         mine = [parameter for parameter in group["params"] if self.owner[parameter] == dist.get_rank()]
         part = {**group, "params": mine}
         if self.own is None:
-            # A rank without a part has a group without parameters: an optimizer may have that, but not no group.
+            # A rank without parameters gets an empty group, because an optimizer needs at least one group.
             self.own = self.optimizer_cls([part], **self.kwargs)
         else:
             self.own.add_param_group(part)
@@ -46,10 +46,10 @@ class ShardedOptimizer(Optimizer):
 
 
 class EvenlyShardedOptimizer(ShardedOptimizer):
-    """Wrong: sends equally many parameters of each rank, so that the remaining ones stay with their owner."""
+    """Wrong: sends the same number of parameters from each rank, so the remaining ones stay with their owners."""
 
     def share(self) -> None:
-        """Send the parameters, in turns of all ranks."""
+        """Send parameters in whole rounds of all ranks."""
         ranks = dist.get_world_size()
         for parameter, rank in list(self.owner.items())[: len(self.owner) // ranks * ranks]:
             dist.broadcast(parameter.data, src=rank)

@@ -1,4 +1,4 @@
-"""FlashAttention-2 as a Triton kernel, and one that forgets the rest of a tile."""
+"""FlashAttention-2 as a Triton kernel, and a variant that does not mask incomplete tiles."""
 
 from typing import Any
 
@@ -90,6 +90,6 @@ class TritonFlashAttention(torch.autograd.Function):
 
 
 class UnmaskedFlashAttention(TritonFlashAttention):
-    """Right where tiles divide the sequence: else the zeros of the last tile take part in the softmax."""
+    """Wrong if tiles do not divide the sequence: the zeros in the last tile take part in the softmax."""
 
     masked = False

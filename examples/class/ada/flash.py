@@ -1,4 +1,4 @@
-"""Attention by its formula."""
+"""Attention as the formula says."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Attention that requires tiles to divide the sequence."""
+"""Attention for sequences that are multiples of a tile."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The same for the handout's tests: right implementations of all families."""
+"""Adapters of the handout's tests, for the right implementation in each family."""
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ def get_fsdp(module: nn.Module, compute_dtype: torch.dtype | None = None) -> nn.
 
 
 def fsdp_on_after_backward(fsdp_model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Average the gradients of what is on all ranks."""
+    """Average the gradients of replicated parameters."""
     fsdp_model.finish_gradient_synchronization()
 
 

@@ -1,4 +1,4 @@
-"""The package has the handout's name, and asks for its own version as the handout's does."""
+"""A package with the handout's name, which looks up its own version as the handout's package does."""
 
 import importlib.metadata
 

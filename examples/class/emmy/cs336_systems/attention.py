@@ -8,7 +8,7 @@ TILE = 16
 
 
 class FlashAttention(torch.autograd.Function):
-    """Forward only, by tiles of keys; is_causal is ignored, as the handout allows here."""
+    """Forward only, over tiles of keys; is_causal is ignored, as the handout allows here."""
 
     @staticmethod
     def forward(ctx, q, k, v, is_causal=False):

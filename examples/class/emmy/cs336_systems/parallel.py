@@ -1,4 +1,4 @@
-"""Wrappers: the first is right, the second is not what its name says."""
+"""Wrappers: DDP is right; FSDP does not do what its name says."""
 
 import torch.distributed as dist
 from cs336_basics.model import Linear
@@ -27,7 +27,7 @@ class DDP(nn.Module):
 
 
 class FSDP(DDP):
-    """Keeps all weights on all ranks, though the model has layers that could be sharded."""
+    """Keeps all weights on all ranks, although the model has layers that could be sharded."""
 
     def __init__(self, module):
         super().__init__(module)

@@ -4,14 +4,14 @@ import torch
 
 
 def get_flashattention_autograd_function_pytorch():
-    """Right in the forward pass, as that task asks."""
+    """Right in the forward pass, which is all that this task requires."""
     from cs336_systems.attention import FlashAttention
 
     return FlashAttention
 
 
 def get_flashattention_autograd_function_triton():
-    """Not there yet."""
+    """Not implemented yet."""
     raise NotImplementedError
 
 
