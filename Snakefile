@@ -1,4 +1,4 @@
-"""One command from this machine to results/<machine>/writeup.pdf and report.html: `snakemake`.
+"""`snakemake` measures this machine and makes results/<machine>/writeup.pdf and report.html.
 
 `snakemake writeup` rebuilds the PDF from the existing CSV files, and `snakemake web` the page; `snakemake measurements`
 only measures; `snakemake end_to_end` (or another experiment's name) measures only that experiment; `snakemake on_4_gpus`

@@ -1,4 +1,4 @@
-"""Two runs compared cell by cell: these results with others, which `with` names.
+"""Compare two runs cell by cell: these results and those that `with` names.
 
 Needs the CSV files of both; makes results/<machine>/comparison/<name>/ with comparison.pdf, .html, .svg, .json and .csv, by
 name only. Nothing is measured.

@@ -1,4 +1,4 @@
-"""A solution in the layout of the handout: what its tests import."""
+"""A solution in the handout's layout: the functions that its tests import."""
 
 import torch
 
