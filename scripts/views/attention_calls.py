@@ -5,7 +5,6 @@ from pandas import DataFrame, MultiIndex, Series
 from cs336_systems.experiments.flash import Flash, contender_of
 from cs336_systems.record.rows import parameters
 from scripts.views.data import select
-from scripts.views.own import own_rows
 
 PASSES = ["forward", "backward", "forward_backward"]
 OURS = "triton"
@@ -31,6 +30,11 @@ def titles(table: DataFrame) -> dict[str, str]:
 def our_implementation(table: DataFrame) -> str:
     """The kernels, or this project's PyTorch version where they cannot run."""
     return OURS if OURS in set(select(table, status="ok")["implementation"]) else "tiled"
+
+
+def own_rows(table: DataFrame) -> "Series[bool]":
+    """Whether each row is of a user's own implementation, NAME=package.module:name."""
+    return table["implementation"].str.contains("=").astype(bool)
 
 
 def without_own(table: DataFrame) -> DataFrame:

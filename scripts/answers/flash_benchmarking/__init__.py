@@ -6,9 +6,8 @@ from scripts.answers.flash_benchmarking.leaderboard import by_handout, leaderboa
 from scripts.answers.flash_benchmarking.peers import peers
 from scripts.rendering.answer import Answers, Tables, say
 from scripts.rendering.markup import Tile, Typst, milliseconds, times
-from scripts.views.attention_calls import OURS, availability, our_implementation, titles
+from scripts.views.attention_calls import OURS, availability, our_implementation, own_rows, titles
 from scripts.views.attention_times import call_table
-from scripts.views.own import own_rows
 
 
 def answers(tables: Tables) -> Answers:
