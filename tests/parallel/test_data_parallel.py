@@ -92,7 +92,7 @@ PATTERNS += [(("small", "tied"),) * 2]  # whose weight has the sum of both uses
 """The branches that ranks 0 and 1 use, step after step."""
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
+@every_wrapper
 @pytest.mark.parametrize("zero", [{"set_to_none": True}, {"set_to_none": False}, None], ids=str)
 @on_all_ranks
 def test_gradients_are_means_whichever_parameters_a_rank_uses(device, wrapper, zero):

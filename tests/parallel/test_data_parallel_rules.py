@@ -18,7 +18,7 @@ from cs336_systems.parallel import data_parallel
 from cs336_systems.parallel.data_parallel import BucketedDataParallel
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
 from tests.support.ranks import on_all_ranks
-from tests.support.wrappers import WRAPPERS, same_on_all_ranks
+from tests.support.wrappers import EVERY_WRAPPER, WRAPPERS, same_on_all_ranks
 
 every_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS)
 
@@ -115,12 +115,17 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@every_wrapper
+@pytest.mark.parametrize("wrapper", EVERY_WRAPPER)
 @on_all_ranks
 def test_a_module_that_changed_is_refused(device, wrapper, change):
     module = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3)).to(device)
-    wrapped = WRAPPERS[wrapper](module)
+    module[1].bias.requires_grad_(False)
+    wrapped = EVERY_WRAPPER[wrapper](module)
     x = torch.ones(2, 5, device=device)
+    module[1].bias.requires_grad_(True)
+    with pytest.raises(RuntimeError, match=r"^1\.bias was frozen when it was wrapped, and requires a gradient: wrap"):
+        wrapped(x)
+    module[1].bias.requires_grad_(False)
     module.frozen = nn.Parameter(torch.ones(1), requires_grad=False)  # harmless
     module.forward = lambda x: module[1](module[0](x))
     wrapped(x)
