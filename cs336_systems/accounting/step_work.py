@@ -1,10 +1,12 @@
-"""The work of a training step in seconds at a GPU's data-sheet rates; a model of its time is linear in them.
+"""The work of a training step in seconds at a GPU's data-sheet rates, and its time, a weighted sum of them.
 
 Each kind of work is divided by the rate that limits it: matmuls by the dense peak of their precision, memory passes by
-the bandwidth, communication by the link. `step_time` has the factors by which each takes longer.
+the bandwidth, communication by the link. A weight is the factor by which a kind of work takes longer: 1.4 for matmuls
+means 71 % of the dense peak. `python -m scripts.calibration.rates` fits the weights to recorded steps.
 """
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 
 from cs336_systems.accounting.kept_activations import matrix_weights
 from cs336_systems.accounting.peak_memory import fully_sharded
@@ -25,6 +27,18 @@ FP8_SPEED = 2
 """FP8's dense peak over bf16's."""
 KERNELS = {"eager": (62, 110), "compiled": (22, 34), "fused": (16, 26)}
 """Approximate number of kernels of a block's forward and backward pass."""
+LEAST: Mapping[str, float] = {
+    "hidden": 0.0,
+    "gathered": 0.0,
+    "symmetric": 0.0,
+    "kernels": 0.0,
+    "flash_exponentials": 0.0,
+}
+"""The smallest possible weight, if it is not 1: nothing is faster than the data sheet, but communication can be
+hidden."""
+UNKNOWN: Mapping[str, float] = {"kernels": 2e-6, "flash_exponentials": 500.0}
+"""The weight of work that occurs in no recorded step, if it is not DEFAULT."""
+DEFAULT = 1.4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +92,10 @@ class Work:
 
     def __mul__(self, factor: float) -> "Work":
         return Work(**{field.name: factor * getattr(self, field.name) for field in fields(self)})
+
+    def seconds(self, weights: Mapping[str, float]) -> float:
+        """The device's time: of a whole step that of the step, unless the host is slower."""
+        return sum(weights[kind] * amount for kind, amount in asdict(self).items())
 
 
 def step_work(setting: Setting, rates: Rates) -> Work:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_iter
 
-from cs336_systems.accounting.step_time import weighted
 from cs336_systems.accounting.step_work import SPLIT_UPDATE_BYTES, WHOLE_UPDATE_BYTES, Rates, Work, reduced_work
 from cs336_systems.accounting.units import BYTES
 from cs336_systems.experiments.base import make_cell
@@ -132,7 +131,7 @@ def prediction(trace: Trace, gpu: Gpu, sharing: Sharing, way: str) -> Prediction
         memory=memory,
         outside=rest,
         memory_error=None,
-        seconds=weighted(work_of(trace, sharing, rates_of(gpu)), recorded().weights),
+        seconds=work_of(trace, sharing, rates_of(gpu)).seconds(recorded().weights),
         time_error=None,
         host_seconds=trace.work["kernels"] * recorded().launch_seconds,
         at_least=at_least,

@@ -8,8 +8,7 @@ from typing import Literal
 
 from cs336_systems.accounting.peak_memory import Use, peak, possible_peaks
 from cs336_systems.accounting.setting import Setting
-from cs336_systems.accounting.step_time import step_seconds
-from cs336_systems.accounting.step_work import KERNELS
+from cs336_systems.accounting.step_work import KERNELS, step_work
 from cs336_systems.compare.speed import host_bound
 from cs336_systems.fit.gpus import memory_of, rates_of
 from cs336_systems.fit.parameters import Question
@@ -94,7 +93,7 @@ def predict(question: Question) -> Iterator[Prediction]:
             memory=peak(setting),
             outside=outside(setting.ranks),
             memory_error=expected_error(setting, known.memory_errors),
-            seconds=step_seconds(setting, rates, known.weights),
+            seconds=step_work(setting, rates).seconds(known.weights),
             time_error=expected_error(setting, known.time_errors),
             host_seconds=launches(setting) * known.launch_seconds,
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cs336_systems.accounting.step_time import step_seconds
+from cs336_systems.accounting.step_work import step_work
 from cs336_systems.config import CPU
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.fit.gpus import gpu_of_label, memory_of, rates_of
@@ -150,7 +150,7 @@ def slower(cell: Any, gpu: Gpu) -> float:
     here, there = rates_of(gpu), rates_of(listed(recorded().gpu))
     if settings := cell.training_steps().values():
         weights = recorded().weights
-        times = (sum(step_seconds(setting, rates, weights) for setting in settings) for rates in (here, there))
+        times = (sum(step_work(setting, rates).seconds(weights) for setting in settings) for rates in (here, there))
         return next(times) / next(times)
     if hasattr(cell, BACKEND):
         return there.link / here.link

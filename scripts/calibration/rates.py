@@ -17,8 +17,7 @@ import numpy
 from numpy.typing import NDArray
 from pandas import DataFrame
 
-from cs336_systems.accounting.step_time import DEFAULT, LEAST, UNKNOWN
-from cs336_systems.accounting.step_work import Work, part_work, step_work
+from cs336_systems.accounting.step_work import DEFAULT, LEAST, UNKNOWN, Work, part_work, step_work
 from cs336_systems.experiments.training_ladder import TOP
 from cs336_systems.fit.gpus import rates_of
 from cs336_systems.fit.recorded import PATH, read

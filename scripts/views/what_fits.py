@@ -10,7 +10,7 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting.peak_memory import possible_peaks, workspaces
 from cs336_systems.accounting.setting import Setting
-from cs336_systems.accounting.step_time import step_seconds
+from cs336_systems.accounting.step_work import step_work
 from cs336_systems.accounting.units import MIB
 from cs336_systems.compare.speed import host_bound
 from cs336_systems.experiments.base import Experiment
@@ -55,7 +55,7 @@ def predictions(tables: Mapping[str, DataFrame], known: Recorded | None = None) 
         for setting, measured in zip(steps["setting"], steps["memory"], strict=True)
     ]
     steps["time_predicted"] = [
-        1e3 * step_seconds(setting, rates_of(model), known.weights) if (model := gpu_of(gpu)) else nan
+        1e3 * step_work(setting, rates_of(model)).seconds(known.weights) if (model := gpu_of(gpu)) else nan
         for setting, gpu in zip(steps["setting"], steps["gpu"], strict=True)
     ]
     for what in ("memory", "time"):
