@@ -18,10 +18,6 @@ HANDOUTS_VOCABULARY = 10_000
 """Vocabulary of the handout's sizes."""
 
 
-def _spelt_out(gpu: str) -> str:
-    return listed(gpu).name
-
-
 def _known_model(model: str) -> str:
     if model not in PRESETS and not re.fullmatch(r"[\w.]+:\w+", model):
         raise ValueError(f"model is {model!r}; allowed: {', '.join(PRESETS)}, or a class as package.module:Class")
@@ -58,7 +54,7 @@ class Question:
     shown only with flash."""
     gpus: Annotated[Positive, Le(2**20)] = 1
     """GPUs that train together."""
-    gpu: Annotated[str, AfterValidator(_spelt_out)] = recorded().gpu
+    gpu: Annotated[str, AfterValidator(lambda gpu: listed(gpu).name)] = recorded().gpu
     """The GPU model, as nvidia-smi -L prints it or its short name: RTX 4090, A100 40GB PCIe."""
     price: Annotated[float, Gt(0), AllowInfNan(False)] | None = None
     """Price of a GPU-hour, in any currency; adds the price of a million tokens."""

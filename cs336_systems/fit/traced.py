@@ -1,6 +1,7 @@
 """Training configurations of any module, predicted from traces of its step on PyTorch's meta device."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from typing import Any, Literal, cast
 
 import torch
@@ -21,6 +22,7 @@ from cs336_systems.fit.verdict import Prediction, outcome_of, outside
 from cs336_systems.measure.gpus import Gpu, listed
 
 Loss = Callable[[Any], Tensor]
+Traced = Callable[..., Trace]
 
 
 def fit(
@@ -57,7 +59,7 @@ def fit(
         raise ValueError(f"inputs is {str(inputs)[:80]}; allowed: a shape of token ids, such as (4, 2048), or tensors")
     shape: Any = inputs if ids else inputs[0].shape  # type: ignore[union-attr]
     batch: Any = [torch.empty(shape, dtype=torch.int64, device="meta")] if ids else inputs
-    module = Module(build, batch, loss or (next_token if ids else mean_square))
+    traced = cache(partial(trace_step, build, batch, loss or (next_token if ids else mean_square)))
     model, unit = listed(gpu), "tokens" if ids else "inputs"
     return Answer(
         title=title,
@@ -67,9 +69,9 @@ def fit(
         batch=f"{' x '.join(map(str, shape))} {unit}",
         tokens=torch.Size(shape).numel() if ids else shape[0],
         unit=unit,
-        ways=tuple(predict(module, model, gpus, precision)),
+        ways=tuple(predict(traced, model, gpus, precision)),
         price=price,
-        elsewhere=lambda count: tuple(predict(module, model, count, precision)),
+        elsewhere=lambda count: tuple(predict(traced, model, count, precision)),
     )
 
 
@@ -81,42 +83,27 @@ def mean_square(output: Any) -> Tensor:
     return first.float().square().mean()
 
 
-class Module:
-    """The user's module and its traces."""
-
-    def __init__(self, build: Callable[[], nn.Module], inputs: Sequence[Tensor], loss: Loss):
-        self._arguments = build, inputs, loss
-        self._traces: dict[tuple[Precision, bool], Trace] = {}
-
-    def trace(self, precision: Precision, *, checkpointed: bool) -> Trace:
-        """The step in a precision."""
-        key = precision, checkpointed
-        if key not in self._traces:
-            self._traces[key] = trace_step(*self._arguments, precision=precision, checkpointed=checkpointed)
-        return self._traces[key]
-
-
-def predict(module: Module, gpu: Gpu, gpus: int, precision: Literal["fp32", "bf16"]) -> Iterator[Prediction]:
-    """Predict each configuration, in the order in which one would try them."""
+def predict(traced: Traced, gpu: Gpu, gpus: int, precision: Literal["fp32", "bf16"]) -> Iterator[Prediction]:
+    """Predict each configuration, in the order in which one would try them; `traced` traces the step in a precision."""
     alone: dict[Precision, str] = {"autocast": "autocast", "bf16": "bf16 weights"}
     if precision == "fp32":
         alone = {"fp32": "fp32"}
     if gpus == 1:
         for compute, name in alone.items():
-            yield from _both(module, gpu, compute, Sharing(), name)
+            yield from _both(traced, gpu, compute, Sharing(), name)
         return
     for scheme, name in SCHEMES.items():
         mixed = scheme == "FSDP" and precision == "bf16"
         sharing = Sharing(scheme=scheme, ranks=gpus)
-        yield from _both(module, gpu, "sharded" if mixed else next(iter(alone)), sharing, name)
+        yield from _both(traced, gpu, "sharded" if mixed else next(iter(alone)), sharing, name)
 
 
-def _both(module: Module, gpu: Gpu, precision: Precision, sharing: Sharing, name: str) -> Iterator[Prediction]:
+def _both(traced: Traced, gpu: Gpu, precision: Precision, sharing: Sharing, name: str) -> Iterator[Prediction]:
     """A configuration without and, if the module has blocks, with checkpointing."""
-    plain = module.trace(precision, checkpointed=False)
+    plain = traced(precision=precision, checkpointed=False)
     yield prediction(plain, gpu, sharing, name)
     if plain.blocks:
-        yield prediction(module.trace(precision, checkpointed=True), gpu, sharing, f"{name}, checkpointed")
+        yield prediction(traced(precision=precision, checkpointed=True), gpu, sharing, f"{name}, checkpointed")
 
 
 def prediction(trace: Trace, gpu: Gpu, sharing: Sharing, way: str) -> Prediction:
