@@ -53,10 +53,10 @@ def ours_and_alone(device, make=Mixed):
     return FullyShardedDataParallel(same_everywhere(make, device)), same_everywhere(make, device)
 
 
-def inputs(device, steps=1, rows=3):
+def inputs(device, steps=1):
     """All ranks' inputs for each step."""
     generator = torch.Generator().manual_seed(0)
-    sizes = (rows * dist.get_world_size(), WIDTH)
+    sizes = (3 * dist.get_world_size(), WIDTH)
     return [torch.randn(sizes, generator=generator).to(device) for _ in range(steps)]
 
 

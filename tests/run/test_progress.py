@@ -56,10 +56,10 @@ def follow(plan, capsys):
     return start
 
 
-def write_log(plan, name, *outcomes, seconds=2.0):
+def write_log(plan, name, *outcomes):
     log = plan.results / "logs" / "accumulation" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    lines = [finished_line(i, 3, f"additions={i}", outcome, seconds) for i, outcome in enumerate(outcomes, start=1)]
+    lines = [finished_line(i, 3, f"additions={i}", outcome, 2.0) for i, outcome in enumerate(outcomes, start=1)]
     log.write_text("\n".join(["a warning: of some library, 3.0 s ago", *lines]) + "\n")
 
 

@@ -116,12 +116,12 @@ def test_the_slow_one_of_four_is_found(slow, references):
     assert f"(GPU {slow})" in verdict.sentence
 
 
-def of_pairs(slow, rate=200.0):
+def of_pairs(slow):
     """Rows of an all-reduce of each pair of four GPUs, some of them slow."""
     rows = []
     for pair in ("0-1", "0-2", "0-3", "1-2", "1-3", "2-3"):
         details = {"device": pair, "work": "NCCL, two GPUs"}
-        measurement = summarize("bandwidth", "GB/s", [rate if pair in slow else 330.0] * 5, details=details)
+        measurement = summarize("bandwidth", "GB/s", [200.0 if pair in slow else 330.0] * 5, details=details)
         rows.append(make_row(Card(instrument="all_reduce"), measurement, provenance(gpu="NVIDIA H200")))
     return rows
 

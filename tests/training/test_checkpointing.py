@@ -94,14 +94,14 @@ def test_a_compiled_block_keeps_input_output_and_lse():
         torch.testing.assert_close(a, b, rtol=2e-2, atol=1e-4)
 
 
-def dropping(attention=False):
+def dropping(attention):
     """A model with dropout: after its feed-forward networks, or in its attention."""
     model = make("cpu", attention=flash_attention)
     for block in model.blocks:
-        block.feed_forward = nn.Sequential(block.feed_forward, nn.Dropout(0.5))
         if attention:
-            block.feed_forward = block.feed_forward[0]
             block.attention.attention = partial(scaled_dot_product_attention, dropout_p=0.5)
+        else:
+            block.feed_forward = nn.Sequential(block.feed_forward, nn.Dropout(0.5))
     return model
 
 
