@@ -4,7 +4,7 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting.attention import plain_bytes_before_backward, plain_peak_bytes
 from cs336_systems.accounting.units import FP32_BYTES, MIB
-from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, least_and_most, say
+from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, say
 from scripts.rendering.markup import Table
 from scripts.views.compiled_attention import TIMES, attention_cells, grid_table
 from scripts.views.data import first, last, one, select
@@ -26,30 +26,29 @@ def answers(tables: Tables) -> Answers:
 def times(table: DataFrame, cells: DataFrame) -> Answer:
     """The times of its passes, and where they run out of memory."""
     lost = first(table[table["status"] == "oom"].sort_values(["sequence", "d"]))
-    longest = select(cells, sequence=cells["sequence"].max())
-    spans = {name: least_and_most(longest[name]) for name in ("forward", "backward")}
-    d = "–".join(dict.fromkeys(str(end) for end in (longest["d"].min(), longest["d"].max())))
-    facts = Facts(lost=lost, cell=last(cells), d=d, **spans)
+    facts = Facts(lost=lost, cell=last(cells))
     return Answer(
         asked="Times and limits",
-        verdict=facts.say("Plain attention runs out of memory first at {lost[sequence]} tokens, d = {lost[d]}.")
-        or facts.say("Plain attention fits into memory at every measured length, up to {cell[sequence]} tokens."),
+        verdict=facts.say("Plain attention first runs out of memory at {lost[sequence]} tokens, d = {lost[d]}.")
+        or facts.say("Plain attention fits in memory at all measured lengths, up to {cell[sequence]} tokens."),
         more=facts.say(
-            "At {cell[sequence]} tokens, forward takes {forward:span ms} and backward {backward:span ms} (d = {d}).",
-            "Both passes together take {growth:times} as long as at half the tokens (d = {cell[d]}).",
+            "At {cell[sequence]} tokens, d = {cell[d]}, forward takes {cell[forward]:ms}, "
+            "backward {cell[backward]:ms}.",
+            "Both passes together take {growth:times} as long as at half the tokens.",
             growth=growth(cells),
         ),
         results=Captioned(
-            grid_table(table, TIMES | {"in use before backward / MiB": "memory_before_backward"}),
-            "Plain attention by head dimension, means.",
-            legend={"*": "*: host-bound, the device is busy for less than 90 % of the pass"},
+            grid_table(table, TIMES | {"memory before backward / MiB": "memory_before_backward"}),
+            "Mean times and memory of plain attention by head dimension.",
+            legend={"*": "*: host-bound (device busy for less than 90 % of the pass)"},
         ),
     )
 
 
 def growth(cells: DataFrame) -> float | None:
-    """Time of both passes at the longest sequence over that at half of it, d alike; None where one is host-bound."""
-    own, longest = select(cells, d=cells["d"].max(), host_bound=False), cells["sequence"].max()
+    """Time of both passes in the last cell over the time at half its tokens; None where one is host-bound."""
+    longest = cells["sequence"].max()
+    own = select(cells, d=select(cells, sequence=longest)["d"].max(), host_bound=False)
     half, whole = (one(own, sequence=sequence) for sequence in (longest // 2, longest))
     return None if half is None or whole is None else float(whole["time"] / half["time"])
 
@@ -71,20 +70,20 @@ def memory(table: DataFrame, cells: DataFrame) -> Answer:
     return Answer(
         asked="Memory",
         verdict=facts.say(
-            "At {n} tokens, d = {d}, the scores’ softmax is {share:percent} of the memory in use before backward.",
+            "At {n} tokens, d = {d}, the probabilities take {share:percent} of the memory in use before backward.",
             share=FP32_BYTES * batch * sequence**2 / MIB / expected,
         ),
         more=facts.say(
-            "{measured[kept]:gib} are in use then.",
-            "At {end[sequence]} tokens {end[kept] / before[kept]:times} as much is in use as at {before[sequence]}.",
-            "FlashAttention never stores the scores.",
+            "From {before[sequence]} to {end[sequence]} tokens, this memory grows {end[kept] / before[kept]:times} to "
+            "{end[kept]:gib}.",
+            "FlashAttention never stores scores or probabilities.",
         ),
         results=Captioned(
             account(batch, sequence, d, constant, measured),
-            f"Memory of plain attention at sequence {sequence}, d = {d}, fp32: number of live tensors of each kind.",
+            say("Live tensors of plain attention in fp32 at {n} tokens, d = {d}.", n=sequence, d=d),
         ),
         reason=say(
-            "The constant, {constant:MiB}, is in use at every size: likely cuBLAS’s workspaces.",
+            "The constant {constant:MiB}, likely cuBLAS’s workspaces, is in use at every size.",
             constant=constant if constant > 0 else None,
         ),
     )
@@ -100,10 +99,10 @@ def account(batch: int, sequence: int, d: int, constant: float, measured: Series
     scores, vectors = (FP32_BYTES * batch * sequence * width / MIB for width in (sequence, d))
     forms = [form(batch, sequence, d) / MIB + constant for form in (plain_bytes_before_backward, plain_peak_bytes)]
     body = [
-        ("scores-sized tensors", f"{scores:.1f}", "1", "4"),
+        ("score-sized tensors", f"{scores:.1f}", "1", "4"),
         ("Q, K, V, O and gradients", f"{vectors:.1f}", "5", "6"),
         *([("constant", f"{constant:.1f}", "1", "1")] if constant > 0 else []),
-        ("together / MiB", "", *(f"{size:.1f}" for size in forms)),
+        ("total / MiB", "", *(f"{size:.1f}" for size in forms)),
         *([] if measured is None else [("measured / MiB", "", f"{measured['kept']:.1f}", f"{measured['peak']:.1f}")]),
     ]
     return Table(["", "each / MiB", "before backward", "at the peak"], list(map(list, body)))

@@ -8,7 +8,7 @@ from pandas import DataFrame, Series
 from cs336_systems.compare.speed import host_bound
 from cs336_systems.experiments.attention import Attention
 from cs336_systems.record.rows import parameters
-from scripts.rendering.answer import NOTHING, Answer, Answers, Captioned, Tables, count, least_and_most, say
+from scripts.rendering.answer import Answer, Answers, Captioned, Tables, count, least_and_most, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst, measured
 from scripts.views.compiled_attention import TIMES, attention_cells, grid_table
@@ -70,21 +70,20 @@ def attention(table: DataFrame) -> Answer:
             "compiled attention", "eager attention", say("at {row[sequence]} tokens, d = {row[d]}", row=row)
         )
         if speeds
-        else say("Cannot be decided: in every cell the compiled or the eager one is host-bound."),
+        else say("Not compared: in every cell, compiled or eager attention is host-bound."),
         more=say(
-            "Compiled attention is faster in {wins} of {all} (both passes together).",
-            "Compiling lowers the peak at {row[sequence]} tokens and d = {row[d]} from {row[peak_memory eager]:gib} to "
-            "{row[peak_memory compiled]:gib}."
+            "Compiling lowers peak memory there from {row[peak_memory eager]:gib} to {row[peak_memory compiled]:gib}."
             if row is not None and row["peak_memory compiled"] < row["peak_memory eager"]
             else "",
+            "Over both passes, compiled attention is faster at {wins} of {all}.",
             row=row,
-            wins=sum(each.faster is True for each in speeds),
+            wins=sum(each.faster is True for each in speeds) if speeds else None,
             all=count(len(decided), "device-bound shape" if measured(pairs["device_busy eager"].max()) else "shape"),
         ),
         results=Captioned(
             grid_table(table, TIMES, "median"),
             "Median times of plain attention, eager and compiled, by head dimension.",
-            legend={"*": "*: host-bound, the device is busy for less than 90 % of the pass"},
+            legend={"*": "*: host-bound (device busy for less than 90 % of the pass)"},
         ),
     )
 
@@ -114,13 +113,13 @@ def model(table: DataFrame) -> Answer:
         verdict=work or step,
         more=say(
             step if work else "",
-            "Compiling {row[label]} ({row[precision]}) takes {row[cost]:s}, repaid after {row[pays]:whole} steps.",
+            "Compiling {row[label]} ({row[precision]}) takes {row[cost]:s} and pays off after {row[pays]:whole} steps.",
             row=last(select(decided.assign(pays=pays, faster=faster), faster=True)),
         ),
         results=Captioned(
             grid(lines, MODEL, text_columns=2),
-            f"The training step up to each of its phases at context {context}: sums of the phases’ medians, and the "
-            "median of the whole step.",
+            f"Median times of the training step and its phases at context {context}; forward + backward is the sum of "
+            "two medians.",
             legend={
                 "*": "*: host-bound",
                 "cost / s": "cost: warm-up time in excess of the same number of steady-state steps",
@@ -153,15 +152,16 @@ def both_ways(rows: DataFrame, steps: DataFrame, tried: DataFrame) -> DataFrame:
 def work_sentence(pairs: DataFrame) -> Typst:
     """How much compiling reduces the device's time, which does not depend on the host."""
     labels = list(dict.fromkeys(pairs["label"]))
-    gains = [
-        say("{gain:span times} ({name})", gain=least_and_most(select(pairs, precision=name)["work"]), name=name)
-        for name in reversed(PRECISIONS)
-    ]
+    gains: list[Typst] = []
+    for name in reversed(PRECISIONS):
+        words = (
+            "{gain:span times} in {name}" if gains else "{gain:span times} the device time of compiled ones in {name}"
+        )
+        gains += filter(None, [say(words, gain=least_and_most(select(pairs, precision=name)["work"]), name=name)])
     return say(
-        ("Eager steps" if len(labels) > 1 else "Eager steps of {labels:listing}")
-        + " need {gains:listing} the device time of compiled ones.",
+        ("Eager steps" if len(labels) > 1 else "Eager steps of {labels:listing}") + " use {gains}.",
         labels=labels,
-        gains=list(filter(None, gains)),
+        gains=Typst(", ".join(gains)),
     )
 
 
@@ -174,17 +174,15 @@ def step_sentence(decided: DataFrame, steps: DataFrame, cells: int) -> Typst:
     """The gain of the whole step, if it is decided."""
     if not cells:
         return say("No step was timed both eager and compiled.")
-    others = f"{len(decided)} of {cells} cells; the others are host-bound"
-    where = say("({where})", where=others if len(decided) < cells else count(cells, "cell"))
     if len(decided) == 1:
         row = decided.iloc[0]
-        where = where if cells > 1 else NOTHING
         name = f"the compiled step of {row['label']} ({row['precision']})"
-        return speed_of(steps, row).sentence(name, "the eager one", where)
+        return speed_of(steps, row).sentence(name, "the eager one")
     quick, slow, gains = faster_one(decided["gain"])
-    words = "The {quick} step is {gains:span times} as fast as the {slow} one {where}."
+    where = f"{len(decided)} of {cells} cells; the others are host-bound" if len(decided) < cells else f"{cells} cells"
+    words = "The {quick} step is {gains:span times} as fast as the {slow} one in {where}."
     return say(words, quick=quick, slow=slow, gains=gains, where=where) or say(
-        "Steps are not compared: in every cell the compiled or the eager one is host-bound."
+        "Steps are not compared: in every cell, the compiled or the eager step is host-bound."
     )
 
 
