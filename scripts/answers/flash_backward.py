@@ -28,22 +28,22 @@ def answers(tables: Tables) -> Answers:
         "ways": Answer(
             asked="Kernels against compiled PyTorch",
             verdict=facts.say(
-                "Backward in compiled PyTorch takes {ratio:span times} our kernels' time ({where}).",
+                "Backward takes {ratio:span times} as long in compiled PyTorch as in our kernels ({where}).",
                 where=facts.say("{row[sequence]} tokens, d = {row[d]}, {row[precision]}")
                 if len(decided) == 1
                 else say("{cells} in {precisions:listing}", cells=count(len(decided), "cell"), precisions=precisions),
             )
             or say(
-                "Whether kernels or compiled PyTorch are faster cannot be decided: all cells are host-bound."
-                if len(pairs)
-                else ""
+                "Our kernels and compiled PyTorch cannot be compared: all cells are host-bound." if len(pairs) else ""
             ),
             more=facts.say(
-                "At {row[sequence]} tokens it takes {long:span times} (d = {dimensions:listing}, {there:listing})."
+                "At {row[sequence]} tokens the ratio is {long:span times} (d = {dimensions:listing}, {there:listing})."
             )
             if len(decided) > len(longest)
             else "",
-            reason="Medians of calls, causal, one head; host-bound calls are left out." if len(decided) else "",
+            reason="Times are medians of causal calls with one head; host-bound calls are left out."
+            if len(decided)
+            else "",
             missing=f"Not measured: {why}.",
         ),
     }

@@ -21,11 +21,11 @@ def answers(tables: Tables) -> Answers:
         ),
         "fused": Answer(
             "(b) As one Triton kernel",
-            "One Triton kernel does the same: one program per head and tile of queries, with fp32 accumulators.",
+            "One Triton kernel runs one program per head and tile of queries, with fp32 accumulators.",
         ),
-        "causal": Answer("(c) Causal", "Tiles of keys above the diagonal are skipped; only those on it are masked."),
-        "gain": say(
-            "; at the data sheet's peak rates the six take {time:percent} of the time of one fp32 matmul", time=time
+        "causal": Answer(
+            "(c) Causal mask", "Tiles above the diagonal are skipped; only tiles on the diagonal are masked."
         ),
+        "gain": say("; at peak rates, the six take {time:percent} of the time of one fp32 matmul", time=time),
         "hopper": measured_gpu(tables) != "",
     }
