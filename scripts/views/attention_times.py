@@ -15,7 +15,12 @@ from scripts.views.verdicts import against
 LIBRARIES = [contender.name for contender in Flash.contenders if contender.foreign]
 IMPLEMENTATION = ["implementation", "precision", "compiled_call"]
 SHAPE = [name for name in parameters(Flash) if name not in (PARAMETER, "rep")]
-KINDS = ["One head, causal", "Many heads, causal", "Many heads, no mask"]
+IN_WORDS = {
+    "One head, causal": "one causal head",
+    "Many heads, causal": "many causal heads",
+    "Many heads, no mask": "many heads and no mask",
+}
+KINDS = list(IN_WORDS)
 """The kinds of shapes in which implementations are compared, besides the leaderboard's."""
 ENOUGH = 3
 """Number of shapes from which their median is quoted."""
@@ -80,18 +85,16 @@ def scores(met: DataFrame) -> DataFrame:
     return scored.assign(even=scored["cells"] - scored["won"] - scored["lost"])
 
 
-def score_sentence(score: Series, other: str, aside: str = "") -> Typst:
-    """Which is faster at most of a score's shapes, or that neither is; `aside` describes the other."""
+def score_sentence(score: Series, other: str) -> Typst:
+    """Which is faster at most of a score's shapes, or that neither is."""
+    start = f"With {IN_WORDS[score['kind']]}, "
     if 2 * max(score["won"], score["lost"]) <= score["cells"]:
-        words = "{row[kind]}: against {other} ours is faster at {row[won]} shapes, on par at {row[even]}, slower at "
-        return say(words + "{row[lost]}.", row=score, other=other)
-    named = f"{other}, {aside}" if aside else other
+        words = "ours is faster than {other} at {row[won]} of {row[cells]} shapes and slower at {row[lost]}."
+        return say(start + words, row=score, other=other)
     low, high = score[["median", "median"] if score["cells"] >= ENOUGH else ["least", "most"]]
     if score["won"] > score["lost"]:
-        words = "{row[kind]}: ours is {gains:span times} as fast as {other}."
-        return say(words, row=score, gains=(low, high), other=named)
-    words = "{row[kind]}: {other} is {gains:span times} as fast as ours."
-    return say(words, row=score, gains=(1 / high, 1 / low), other=f"{named}," if aside else named)
+        return say(start + "ours is {gains:span times} as fast as {other}.", gains=(low, high), other=other)
+    return say(start + "{other} is {gains:span times} as fast as ours.", gains=(1 / high, 1 / low), other=other)
 
 
 def strongest(met: DataFrame) -> str | None:

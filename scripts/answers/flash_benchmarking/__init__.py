@@ -39,7 +39,7 @@ def tiles(section: Answers) -> list[Tile]:
     """The leaderboard's cell and the training step, if they were measured."""
     shown, board, gained = [], section["board"], section["gained"]
     if board is not None:
-        cell = Typst("causal attention in bf16, 16 heads of 16\u202f384 tokens at d = 64, forward and backward")
+        cell = Typst("forward and backward of causal attention in bf16 (16 heads, 16\u202f384 tokens, d = 64)")
         meaning = say("{cell}; {rival}", cell=cell, rival=section["rival"]) or cell
         shown.append(Tile(milliseconds(board["mean"]), meaning))
     if gained is not None:

@@ -14,7 +14,7 @@ from scripts.views.data import last, measured_gpu, one, reason, select, statisti
 from scripts.views.spread import MARKS, mark, marked
 
 REFERENCE_D = 64
-HIDDEN = {NONE: f"{NONE}: not measured, or host-bound, so that the device's time is unknown"}
+HIDDEN = {NONE: f"{NONE}: not measured, or host-bound (device time unknown)"}
 
 
 def against_plain(table: DataFrame, cells: DataFrame, name: str, title: str, short: str) -> Answer:
@@ -32,12 +32,12 @@ def against_plain(table: DataFrame, cells: DataFrame, name: str, title: str, sho
     by_length = select(met, d=d).sort_values("sequence")
     low, full = (last(select(by_length, precision=precision)) for precision in ("bf16", "fp32"))
     cell = full if low is None else low
-    on_device = f" Device: both passes on the device, up to {REPLAYED} tokens replayed from a CUDA graph."
+    on_device = f" Device: device time of both passes, replayed from a CUDA graph up to {REPLAYED} tokens."
     on_device = on_device if table["gpu"].any() else ""
     shown = {
         each: Captioned(
             grid_table(alone, known, met, each, {short: name, "plain": "plain"}),
-            f"Medians, causal, one head, d = {each}, ms.{on_device}",
+            f"Median times in ms, causal, one head, d = {each}.{on_device}",
             legend=HIDDEN | MARKS,
         )
         for each in dimensions
@@ -53,23 +53,24 @@ def against_plain(table: DataFrame, cells: DataFrame, name: str, title: str, sho
         ),
         more=say(
             NOTHING if cell is None else memory(alone, name, cell),
-            NOTHING if low is None else in_fp32(met, full),
+            NOTHING if low is None else in_fp32(met, full, short),
         ),
         results=shown.pop(d),
-        reason="In fp32 ours runs on the tensor cores, plain attention on the fp32 units (@sec-flash_forward)."
+        reason="In fp32, ours runs on the tensor cores, plain attention on the fp32 units (@sec-flash_forward)."
         if name == OURS and low is not None and full is not None
         else "",
         details=list(shown.values()),
     )
 
 
-def in_fp32(met: DataFrame, longest: Series | None) -> Typst:
+def in_fp32(met: DataFrame, longest: Series | None, short: str) -> Typst:
     """The ratio at the longest sequence, and the shapes at which plain attention is faster on the device."""
     fp32 = select(met, precision="fp32")
     slower = int(fp32["lost"].sum())
     return say(
-        "In fp32 it is {row[ratio]:times} as fast at {row[sequence]} tokens, d = {row[d]}"
-        + ("; slower at {slower} of {all} shapes." if slower else "."),
+        "In fp32, {short} is {row[ratio]:times} as fast at {row[sequence]} tokens"
+        + (", but slower at {slower} of {all} shapes." if slower else "."),
+        short=short,
         row=longest if longest is not None and longest["won"] else None,
         slower=slower,
         all=len(fp32),
@@ -77,11 +78,11 @@ def in_fp32(met: DataFrame, longest: Series | None) -> Typst:
 
 
 def memory(alone: DataFrame, name: str, cell: Series) -> Typst:
-    """Its peak of memory and plain attention's."""
+    """Its peak memory and plain attention's."""
     shape = dict(cell[["sequence", "d", "precision"]])
     peaks = [statistic(alone, "mean", metric="peak_memory", implementation=each, **shape) for each in (name, "plain")]
     texts = [peak and with_unit(*((peak, "MiB") if peak < 1024 else (peak / 1024, "GiB"))) for peak in peaks]
-    return say("It peaks at {own} there, plain attention at {plain}.", own=texts[0], plain=texts[1])
+    return say("Peak memory there is {own}, against {plain} for plain attention.", own=texts[0], plain=texts[1])
 
 
 def grid_table(alone: DataFrame, known: DataFrame, met: DataFrame, d: int, names: dict[str, str]) -> Table:

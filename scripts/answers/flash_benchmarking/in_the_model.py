@@ -16,8 +16,8 @@ COLUMNS = {"plain": " plain", "SDPA": " sdpa", "ours": ""}
 MODELS: Columns = {
     "": {"model": "{label}", "context": "{context}"},
     "step / ms": {title: f"{{step{way}:sig}} ({{p20{way}:sig}}–{{p80{way}:sig}})" for title, way in COLUMNS.items()},
-    "device works / ms": {title: f"{{device_busy{way}:.1f}}" for title, way in COLUMNS.items()},
-    "over ours": {"plain": "{over plain}", "SDPA": "{over sdpa}"},
+    "device busy / ms": {title: f"{{device_busy{way}:.1f}}" for title, way in COLUMNS.items()},
+    "time over ours": {"plain": "{over plain}", "SDPA": "{over sdpa}"},
     "peak / GiB": {"plain": "{peak_memory plain:GiB}", "ours": "{peak_memory:GiB}"},
 }
 
@@ -60,34 +60,31 @@ def in_the_model(table: DataFrame) -> Answer:
         compared = models[[speed.ratio is not None for speed in models["against sdpa"]]]
         model = (compared if len(compared) else models).iloc[-1]
     place = say("({model[label]}, context {model[context]}, {model[precision]})", model=model)
-    gain = model["against plain"].sentence("a step with our attention", "one with plain attention", place)
+    gain = model["against plain"].sentence("a step with ours", "a step with plain attention", place)
     plain = reason(select(table, **dict(model[KEYS]), mode="train_step", compiled=False, attention="plain").head(1))
     others = NOTHING
     if not model["host_bound"]:
         others = model["against sdpa"].sentence(
-            "a step with our attention", "one with PyTorch’s SDPA", "there" if gain else place
+            "a step with ours", "a step with PyTorch’s SDPA", NOTHING if gain else place
         )
     return Answer(
         asked="In the model",
         verdict=gain or others or "Not compared with plain attention: no step was timed with both.",
         more=say(
             others if gain else "With plain attention this eager step runs out of memory." if "memory" in plain else "",
-            "With our attention the step peaks at {model[peak_memory]:gib}, with plain attention at "
-            "{model[peak_memory plain]:gib}.",
+            "Memory peaks at {model[peak_memory]:gib} with ours, {model[peak_memory plain]:gib} with plain attention.",
             model=model,
         ),
         results=Captioned(
             grid(models, MODELS),
             f"Training step in {' and '.join(models['precision'].unique())} with {attentions(models)}: median and 20th "
-            f"to 80th percentile of {models['n'].iloc[-1]:.0f} steps; how long the device works in it; time over ours. "
-            "–: host-bound, too "
-            "few steps, or not measured.",
+            f"to 80th percentiles of {models['n'].iloc[-1]:.0f} steps. –: host-bound, too few steps, or not measured.",
         ),
     )
 
 
 def attentions(models: DataFrame) -> str:
     """The attentions that were timed, in words."""
-    names = {" plain": "plain attention", " sdpa": "PyTorch’s SDPA (the backend that PyTorch picks)"}
+    names = {" plain": "plain attention", " sdpa": "PyTorch’s SDPA (default backend)"}
     timed = [name for way, name in names.items() if models[f"step{way}"].notna().any()]
     return " and ".join([", ".join(timed), "ours"] if timed else ["ours"])

@@ -1,4 +1,4 @@
-"""The leaderboard's cell, for `flash_benchmarking`: by this report's protocol and by the handout's."""
+"""The leaderboard's cell, for `flash_benchmarking`: under this report's protocol and the handout's."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -51,10 +51,10 @@ def leaderboard(table: DataFrame, cells: DataFrame) -> Answer:
     return Answer(
         asked="Leaderboard of 2025",
         verdict=facts.say(
-            "At d = 64 ours takes {mine[mean]:ms}; the course’s record, in Triton on an H100, is {record} ms."
+            "At d = 64, ours takes {mine[mean]:ms}; the course record, in Triton on an H100, is {record} ms."
         ),
         more=facts.say(
-            "By the same protocol {name} takes {theirs[mean]:ms}.",
+            "Under the same protocol, {name} takes {theirs[mean]:ms}.",
             *(
                 speed.sentence("ours", names[rival], f"{where} (medians)")
                 for where, rival, speed in by_dimension(speeds)
@@ -62,15 +62,14 @@ def leaderboard(table: DataFrame, cells: DataFrame) -> Answer:
         ),
         results=Captioned(
             board_table(rows, known, names),
-            "Batch 1, 16 heads, 16\u202f384 tokens, bf16, causal, through torch.compile. TFLOP/s: seven matmuls over "
-            "the unmasked pairs; n: calls; clock and power are medians.",
+            "Batch 1, 16 heads, 16\u202f384 tokens, bf16, causal, through torch.compile. TFLOP/s count seven "
+            "matmuls over the unmasked pairs. n: number of calls; MHz and W: median clock and power.",
             legend=MARKS,
         ),
         reason=facts.say(
             "Our time and the record follow the handout’s protocol: the mean over about {rep} s of calls after "
-            "{warmup} s of warm-up, with accumulating gradients. The columns on the left are medians over about "
-            "{short} ms of calls.",
-            "Our kernels are in Gluon, Triton’s own lower-level language; the leaderboard asks for Triton."
+            "{warmup} s of warm-up, with accumulating gradients. Medians are over about {short} ms of calls.",
+            "Our kernels are in Gluon, Triton’s lower-level language; the leaderboard asks for Triton."
             if names[OURS] == GLUON
             else "",
             short=int(rows["rep"].iloc[0]),
@@ -102,7 +101,7 @@ def by_dimension(speeds: Mapping[int, tuple[str, Speed]]) -> Iterator[tuple[str,
 
 
 def next_to_the_fastest(table: DataFrame, cells: DataFrame) -> Typst:
-    """Ours against the fastest library by the handout's protocol, short enough for a tile."""
+    """Ours against the fastest library under the handout's protocol, short enough for a tile."""
     rival, speed = against_fastest(cells, REFERENCE_D)
     name = contender_of(rival).title if rival else ""
     if speed.verdict == SAME:
@@ -131,5 +130,5 @@ def board_table(rows: DataFrame, known: DataFrame, names: dict[str, str]) -> Tab
 
 
 def by_handout(table: DataFrame, name: str = OURS) -> Series | None:
-    """The time of an implementation by the handout's protocol."""
+    """The time of an implementation under the handout's protocol."""
     return one(table, compiled_call=True, metric="handout", implementation=name, d=REFERENCE_D)

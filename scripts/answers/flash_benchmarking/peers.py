@@ -6,7 +6,7 @@ from cs336_systems.implementations import PARAMETER
 from scripts.rendering.answer import Answer, Captioned, say
 from scripts.rendering.grid import NONE, grid
 from scripts.views.attention_calls import OURS, availability, titles
-from scripts.views.attention_times import ENOUGH, KINDS, LIBRARIES, duels, score_sentence, scores, strongest
+from scripts.views.attention_times import KINDS, LIBRARIES, duels, score_sentence, scores, strongest
 from scripts.views.data import flat, select
 
 MAIN = ["Many heads, causal", "One head, causal", "Many heads, no mask"]
@@ -26,33 +26,28 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
     every = every[every["kind"].isin(kinds)].sort_values("order", kind="stable")
     by_kind = {row["kind"]: row for _, row in select(every, implementation=rival).iterrows()}
     others = [by_kind[kind] for kind in kinds if kind in by_kind and kind != main]
-    counts = [int(score["cells"]) for score in (by_kind[main], *others)]
     lines = flat(every.pivot(index=["order", "title"], columns="kind", values=["won", "even", "lost", "median"]))
     columns: dict[str, dict[str, str] | str] = {"against": "{title}"}
     for kind in kinds:
         numbers = " / ".join(f"{{{name} {kind}:.0f}}" for name in ("won", "even", "lost"))
         columns[kind] = {"faster / on par / slower": numbers, "ratio": f"{{median {kind}:.2f}}×"}
     return Answer(
-        asked="Against the libraries in bf16",
-        verdict=score_sentence(by_kind[main], names[rival], "the fastest library measured"),
-        more=say(
-            *(score_sentence(score, names[rival]) for score in others),
-            "Each ratio is the median of {counts:listing} shapes." if min(counts) >= ENOUGH else "",
-            counts=list(dict.fromkeys(map(str, counts))),
-        ),
+        asked="Against the fastest library in bf16",
+        verdict=score_sentence(by_kind[main], names[rival]),
+        more=say(*(score_sentence(score, names[rival]) for score in others)),
         results=[
             "flash_training",
             Captioned(
                 grid(lines.reset_index(), columns),
-                "Both passes in bf16 against every other implementation, by kind of shape: the number of shapes at "
-                "which ours is faster / on par / slower, and the median of the other’s time divided by ours. Shapes "
-                "with only a host-bound time are left out.",
+                "Ours against every other implementation in bf16, both passes together: number of shapes at which ours "
+                "is faster / on par / slower, and median of the other’s time divided by ours. Shapes with only a "
+                "host-bound time are left out.",
                 legend={NONE: f"{NONE}: not timed at these shapes"},
             ),
         ],
         reason=say(
-            "Short calls are replayed from a CUDA graph with a warm L2 cache; long ones are called with a cold cache. "
-            "At each shape this is the same for all implementations. FlashAttention-3 was not measured.",
+            "Replayed calls start with a warm L2 cache, the others with a cold one; at each shape, all implementations "
+            "are timed the same way. FlashAttention-3 was not measured.",
             *(
                 say("{name} was not measured: {why}.", name=names[str(name)], why=availability(rows))
                 for name, rows in table.groupby(PARAMETER, sort=False)
