@@ -88,7 +88,7 @@ def measured(tables: Tables, parts: DataFrame) -> Answer:
     n = select(tables["leaderboard"], metric="step", status="ok")["n"].max()
     verdicts = {
         "step": "On two {gpu}s the step takes {row[step]:s}; the record, on two {board}s, is {record:s}.",
-        "rank": "A rank's part takes {row[step]:s} on one {gpu}; the record, on two {board}s, is {record:s}.",
+        "rank": "One rank's part takes {row[step]:s} on one {gpu}; the record, on two {board}s, is {record:s}.",
     }
     return Answer(
         asked="Time",
@@ -99,19 +99,18 @@ def measured(tables: Tables, parts: DataFrame) -> Answer:
         ),
         results=Captioned(
             grid(parts, MEASURED),
-            f"Measured parts of the step, medians of {n:.0f} steps. Passes: forward and backward, without the update. "
-            "Planned: the closed-form peak, used to choose how many blocks to recompute. Cold start: from "
-            "the start of the process to the end of its first step. One rank's part: without communication, on one "
-            "GPU. GB are 10⁹ bytes.",
+            f"Medians of {n:.0f} steps. Passes: forward and backward, without the update. Cold start: from the start "
+            "of the process to the end of its first step. Planned: the closed-form peak, which decides how many blocks "
+            "to recompute. One rank's part runs on one GPU, without communication. GB are 10⁹ bytes.",
         ),
         reason=say(
-            "Each GPU has one sequence and all bf16 weights; fp32 masters and moments are sharded. Blocks run fused "
+            "Each GPU holds one sequence and all bf16 weights; fp32 masters and moments are sharded. Blocks run fused "
             "passes (@sec-training_ladder) and our attention. Weights are updated during the backward pass. Neither "
             "torch.compile nor a CUDA graph is used."
             if first.name == "step"
             else "",
             utilization(first, gpu),
-            work("The record reaches {share:percent} of the peak of two {gpu}s, {peak} each ({source})."),
+            work("The record reaches {share:percent} of the peak of two {gpu}s ({peak} each; {source})."),
         ),
     )
 
@@ -133,8 +132,8 @@ def utilization(part: Series, gpu: str) -> Typst:
     cell = (leaderboard.SHAPE, leaderboard.VOCAB_SIZE, leaderboard.BATCH_SIZE // leaderboard.GPUS, leaderboard.CONTEXT)
     once, every = (leaderboard.rank_flops(*cell, blocks) / peak.bf16 / part["step"] for blocks in (0, round(again)))
     return say(
-        "{who} reaches {once:percent} of its bf16 peak, or {every:percent} if recomputation counts ({again} of "
-        "{layers} blocks, without attention and the down projection).",
+        "{who} reaches {once:percent} of its bf16 peak, or {every:percent} counting recomputation: {again} of {layers} "
+        "blocks, except for attention and the down projection.",
         who="Each GPU" if part.name == "step" else "The GPU",
         once=once,
         every=every,
@@ -153,14 +152,13 @@ def derived(tables: Tables) -> Answer:
     return Answer(
         "Time",
         facts.say(
-            "Not measured. At bf16 peak two {gpu}s would take {least:s}; the record, {record:s}, reaches "
+            "Not measured. At bf16 peak, two {gpu}s would take {least:s}; the record of {record:s} reaches "
             "{least / record:percent} of it."
         ),
-        say("Two GPUs like this machine's would need at least {own:s}.", own=own),
+        say("Two GPUs of this kind would need at least {own:s}.", own=own),
         reason=say(
-            "" if len(lost) else "The step needs two GPUs.",
+            "The step was not run. {why}." if len(lost) else "The step needs two GPUs.",
             work("The peak of a {gpu} is {peak} ({source})."),
-            "{why}.",
             why=next(iter(lost["message"]), None),
         ),
     )
@@ -172,8 +170,9 @@ def work(compared: str) -> Typst:
     total = sum(flops.values())
     gpu, peak = leaderboard.GPU, listed(leaderboard.GPU)
     return say(
-        "The step's matmuls take {work:PFLOP}, three times the forward pass's, with causal attention counted half. "
-        "Attention takes {flops[attention] / total:percent} of it, the head {flops[head] / total:percent}.",
+        "The step's matmuls need {work:PFLOP}, three times as many as the forward pass, counting the causal half of "
+        "attention. Attention accounts for {flops[attention] / total:percent}, the head for "
+        "{flops[head] / total:percent}.",
         compared,
         flops=flops,
         total=total,
