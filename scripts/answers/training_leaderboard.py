@@ -132,8 +132,8 @@ def utilization(part: Series, gpu: str) -> Typst:
     cell = (leaderboard.SHAPE, leaderboard.VOCAB_SIZE, leaderboard.BATCH_SIZE // leaderboard.GPUS, leaderboard.CONTEXT)
     once, every = (leaderboard.rank_flops(*cell, blocks) / peak.bf16 / part["step"] for blocks in (0, round(again)))
     return say(
-        "{who} reaches {once:percent} of its bf16 peak, or {every:percent} counting recomputation: {again} of {layers} "
-        "blocks, except for attention and the down projection.",
+        "{who} reaches {once:percent} of its bf16 peak, or {every:percent} counting the recomputation of {again} of "
+        "{layers} blocks (all but attention and the down projection).",
         who="Each GPU" if part.name == "step" else "The GPU",
         once=once,
         every=every,
@@ -153,7 +153,7 @@ def derived(tables: Tables) -> Answer:
         "Time",
         facts.say(
             "Not measured. At bf16 peak, two {gpu}s would take {least:s}; the record of {record:s} reaches "
-            "{least / record:percent} of it."
+            "{least / record:percent} of peak."
         ),
         say("Two GPUs of this kind would need at least {own:s}.", own=own),
         reason=say(

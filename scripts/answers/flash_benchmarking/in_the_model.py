@@ -5,6 +5,7 @@ from pandas import DataFrame, Series
 from cs336_systems.compare.speed import SAME
 from scripts.rendering.answer import NOTHING, Answer, Captioned, say
 from scripts.rendering.grid import NONE, Columns, grid
+from scripts.rendering.markup import Typst
 from scripts.views.data import last, one, reason, select
 from scripts.views.steps import steady, step_table
 from scripts.views.verdicts import Speed, against
@@ -60,19 +61,18 @@ def in_the_model(table: DataFrame) -> Answer:
         compared = models[[speed.ratio is not None for speed in models["against sdpa"]]]
         model = (compared if len(compared) else models).iloc[-1]
     place = say("({model[label]}, context {model[context]}, {model[precision]})", model=model)
-    gain = model["against plain"].sentence("a step with ours", "a step with plain attention", place)
+    gain = step_sentence(model["against plain"], "plain attention", place)
     plain = reason(select(table, **dict(model[KEYS]), mode="train_step", compiled=False, attention="plain").head(1))
     others = NOTHING
     if not model["host_bound"]:
-        others = model["against sdpa"].sentence(
-            "a step with ours", "a step with PyTorch’s SDPA", NOTHING if gain else place
-        )
+        others = step_sentence(model["against sdpa"], "PyTorch’s SDPA", NOTHING if gain else place)
     return Answer(
         asked="In the model",
         verdict=gain or others or "Not compared with plain attention: no step was timed with both.",
         more=say(
             others if gain else "With plain attention this eager step runs out of memory." if "memory" in plain else "",
-            "Memory peaks at {model[peak_memory]:gib} with ours, {model[peak_memory plain]:gib} with plain attention.",
+            "Memory peaks at {model[peak_memory]:gib} with our attention, {model[peak_memory plain]:gib} with plain "
+            "attention.",
             model=model,
         ),
         results=Captioned(
@@ -81,6 +81,12 @@ def in_the_model(table: DataFrame) -> Answer:
             f"to 80th percentiles of {models['n'].iloc[-1]:.0f} steps. –: host-bound, too few steps, or not measured.",
         ),
     )
+
+
+def step_sentence(speed: Speed, other: str, where: str) -> Typst:
+    """The verdict on a step with our attention against one with another attention."""
+    first, second = ("one", "a step") if speed.faster is False else ("a step", "one")
+    return speed.sentence(f"{first} with our attention", f"{second} with {other}", where)
 
 
 def attentions(models: DataFrame) -> str:
