@@ -11,12 +11,12 @@ from scripts.views.data import select
 PEAK_TOLERANCE = 0.05
 TERMS = 4
 FLASH_GROUP = ["implementation", "compiled_call", "batch_size", "heads", "causal", "precision", "for_hopper"]
-ON_GPUS = "GPUs counted the memory of no more than {TERMS} cells of any kind"
+ON_GPUS = "needs memory counted on a GPU for more than {TERMS} cells of a kind"
 
 
 @check("{n} cell{s} within {PEAK_TOLERANCE:.0%}; largest difference {most:.1%}", ON_GPUS)
 def peaks_are_polynomials(attention: DataFrame, flash: DataFrame) -> Cases:
-    """An attention implementation's peak memory is one polynomial of length and head dimension.
+    """An attention implementation's peak memory is a single polynomial in length and head dimension.
 
     Its terms are constant, sequence, sequence · d and sequence². Its coefficients are fitted; with more cells than
     coefficients no single cell can differ unnoticed. Ours has two, one of them for the kernels that sum dQ in memory; a

@@ -16,7 +16,7 @@ DIFFER = ("data_parallel", "optimizer_sharding", "fsdp", "training_ladder")
 
 @check("{n} experiment{s}")
 def cells_are_complete(tables: Mapping[str, DataFrame]) -> Cases:
-    """All cells of a kind that the same code measured have the same metrics."""
+    """All cells of a kind have the same metrics if the same code measured them."""
     for name, table in tables.items():
         if len(table):
             yield Case(name)
@@ -24,9 +24,9 @@ def cells_are_complete(tables: Mapping[str, DataFrame]) -> Cases:
             yield Case(in_words(EXPERIMENTS[name], cell), True, f"no {', '.join(missing)}")
 
 
-@check("{n} metric{s} lost in all cells", "no metric was lost")
+@check("{n} metric{s} lost in all cells of a kind", "no metric was lost")
 def metrics_are_lost_in_all_cells(tables: Mapping[str, DataFrame]) -> Cases:
-    """No metric is missing that another cell of its kind has.
+    """No cell lacks a metric that another cell of its kind has.
 
     A single metric is missing because the machine lacks something, in all cells of a kind, or because a contender that
     needs more memory than others has run out of it.

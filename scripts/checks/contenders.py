@@ -23,7 +23,7 @@ ROUNDING = 0.01
 """Share of a step by which equal times may differ, because of clocks and the timeline's parts."""
 COLLECTIVES = {"all_gather", "reduce_scatter"}
 """Collectives that some profiles list separately from the rest of the communication."""
-ON_GPUS = "no step of several GPUs was profiled"
+ON_GPUS = "no step on several GPUs was profiled"
 
 
 class Contender:
@@ -71,7 +71,7 @@ def contenders(kind: Kind, table: DataFrame) -> list[Contender]:
 
 @check("{n} contender{s}", "no contender was measured")
 def all_do_what_they_declare(measured: list[Contender]) -> Cases:
-    """Each contender communicates and copies what it declares, by number and bytes, and trains on its whole batch.
+    """Each contender communicates and copies as declared, in number and bytes, and trains on its whole batch.
 
     Contenders named in the configuration have no declaration, and earlier code did not count everything.
     """
@@ -131,7 +131,7 @@ def within(number: float, bounds: Bounds) -> bool:
 
 @check("{n} profile{s}", ON_GPUS)
 def profiles_add_up(measured: list[Contender]) -> Cases:
-    """The profiled computation and communication, minus their overlap, are the device's busy time.
+    """Profiled computation plus communication, minus their overlap, is the device's busy time.
 
     It lies within the step, at the times of the timeline. A contender communicates only if it declares so, with the
     kinds of collectives that it declares.

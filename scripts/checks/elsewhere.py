@@ -36,7 +36,7 @@ def quantities(tables: Mapping[str, DataFrame]) -> Iterator[tuple[str, str, Seri
 
 @check("{n} number{s}; largest difference {most:.1%}", "device time and memory are measured only on GPUs")
 def both_instruments_agree(tables: Mapping[str, DataFrame]) -> Cases:
-    """Launches, a phase's device time and peak memory are the same in profiled and in timed steps.
+    """Launches, a phase's device time and peak memory are the same in profiled and timed steps.
 
     This holds for host-bound steps, too; times are within {INSTRUMENTS:.0%}, peaks within {PEAK:.0%}.
     """

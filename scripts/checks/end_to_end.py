@@ -18,7 +18,7 @@ MOST_EXCUSED = {"GPU": 1.6, "CPU": float("inf")}
 
 @check("{n} cell{s}; at most {most:.2f} times as long", "only host-bound steps were timed with separate passes")
 def phases_add_up(end_to_end: DataFrame) -> Cases:
-    """Forward + backward, each from its own run, agree with the same two phases of the training step.
+    """Forward and backward passes, timed separately, agree with these phases of the training step.
 
     Host-bound cells are omitted: the host is not equally fast in every process. Other programs may slow all of a CPU's
     steps; the forward pass's share of both does not depend on that, and must always agree.

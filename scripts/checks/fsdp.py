@@ -21,7 +21,7 @@ def rows(tables: Mapping[str, DataFrame]) -> DataFrame:
 
 @check("{n} unit{s}", ON_GPUS)
 def weights_arrive_before_they_are_used(fsdp: DataFrame, rows: DataFrame) -> Cases:
-    """No unit's computation begins before its weights arrive.
+    """No FSDP unit computes before its weights arrive.
 
     In a profiled forward pass, each begins when its all-gather has ended and the device is ready.
     """

@@ -44,9 +44,9 @@ IN_ORDER = [
 ]
 
 
-@check("{n} pair{s} of neighbouring lengths", "checked only on GPUs: on a CPU caches and other programs hide it")
+@check("{n} pair{s} of neighbouring lengths", "on a CPU, caches and other programs hide the growth")
 def times_grow_with_length(tables: Mapping[str, DataFrame]) -> Cases:
-    """From {LONG_MS:g} ms up, every time grows with the length like its work, +- {SLACK:.0%}."""
+    """Times of at least {LONG_MS:g} ms grow with the length like their work, within {SLACK:.0%}."""
     for growth in LENGTHS:
         table = tables[growth.experiment]
         if not measured_gpu({"": table}):
@@ -60,7 +60,7 @@ def times_grow_with_length(tables: Mapping[str, DataFrame]) -> Cases:
                 yield Case(name_row(growth.experiment, long), not least <= factor <= most, detail)
 
 
-@check("{n} pair{s} of neighbours, p20 against p80")
+@check("{n} neighbouring pair{s}, p20 against p80")
 def more_takes_longer(tables: Mapping[str, DataFrame]) -> Cases:
     """A larger model never has a shorter forward pass in fp32, and a larger message never a faster all-reduce.
 

@@ -30,9 +30,9 @@ SPLIT_SUM = "_split_k"
 NO_KERNEL = "no kernel was profiled"
 
 
-@check("{n} stage{s}, or within {STAGE_SLACK_MS:g} ms; largest difference {most:.1%}", "idle time exists on GPUs only")
+@check("{n} stage{s}; largest difference above {STAGE_SLACK_MS:g} ms: {most:.1%}", "idle time exists on GPUs only")
 def stages_add_up(kernel_profile: DataFrame) -> Cases:
-    """A stage's kernels and idle time agree with its CUDA events within {STAGE_TOLERANCE:.0%}, or
+    """A stage's kernel and idle times add up to the time between its CUDA events within {STAGE_TOLERANCE:.0%}, or
     {HOST_TOLERANCE:.0%} if host-bound.
     """
     metrics = ["stage_busy", "stage_idle", "stage_profiled"]

@@ -189,4 +189,4 @@ class Statement(NamedTuple):
         if not measured_gpu(tables):
             return "measured on GPUs only"
         numbers = any(len(select(tables[law.experiment], metric=law.metric)) for law in self.laws)
-        return "there is nothing to compare it with" if numbers else "no such number was measured"
+        return "there is nothing to compare with" if numbers else "no such number was measured"

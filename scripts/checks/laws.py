@@ -365,10 +365,10 @@ LAWS = {
         Law("accumulation", metric, lambda it: accumulated(it.row)[it.row["metric"]])
         for metric in ("sum", "relative_error", "rounded_addend", "last_step")
     ],
-    "every number of an all-reduce's sum was right on every rank, before and after the timing": [
+    "every element of an all-reduce is right on every rank, before and after the timing": [
         Law("all_reduce", "wrong_numbers", lambda it: 0),
     ],
-    "all-reduces' bandwidths follow from their sizes and times": [
+    "all-reduce bandwidths follow from sizes and times": [
         # The median is between the percentiles' bandwidths, MB/ms; two middle samples may be far apart.
         Law(
             "all_reduce",
@@ -386,12 +386,12 @@ LAWS = {
             column="median",
         ),
     ],
-    "attention's memory between its passes, and its peak if it is eager, is its closed form plus one constant": [
+    "attention's memory between its passes, and its peak if eager, is its closed form plus a constant": [
         # The libraries' memory may differ by a MiB between cells.
         Law("attention", "memory_before_backward", attention_memory, slack=1.0),
         Law("attention", "peak_memory", attention_memory, slack=1.0),
     ],
-    "attention's peak memory holds at least its inputs and their gradients": [
+    "attention's peak memory is at least its inputs and their gradients": [
         Law("flash", "peak_memory", inputs_and_gradients),
     ],
     "the tensors that a block saves for backward, and its gradients, match their closed forms": [
@@ -412,10 +412,10 @@ LAWS = {
         Law("block_memory", left, lambda it: sum(map(it.of, LEFT[it.row["metric"]])), (0.0, 0.02), slack=BYTE)
         for left in LEFT
     ],
-    "a checkpointed step saves as much between its passes as its closed form": [
+    "the memory that a checkpointed step saves for backward matches its closed form": [
         Law("checkpointing", "saved_for_backward", lambda it: saved_for_backward(step_of(it.row)) / MIB, slack=BYTE),
     ],
-    "a checkpointed step's memory at its peak and between its parts adds up": [
+    "a checkpointed step's peak is the highest of its phases, and its memory between passes adds up": [
         Law("checkpointing", "peak_memory", lambda it: max_of([it.of(f"peak_{phase}") for phase in PHASES]), MOMENT),
         Law(
             "checkpointing",
@@ -425,7 +425,7 @@ LAWS = {
         ),
         Law("checkpointing", "memory_before_step", lambda it: peak(step_of(it.row)).between_steps / MIB, MOMENT),
     ],
-    "checkpointed blocks run twice in a step, others once": [
+    "checkpointed blocks run twice per step, others once": [
         Law(
             "checkpointing",
             "block_calls",
@@ -443,10 +443,10 @@ LAWS = {
             (0.002, DIGITS),  # kernels overlap: one may start while the last blocks of another run
         ),
     ],
-    f"the stage or module is unknown for less than {UNATTRIBUTED:.0%} of the kernels' time, also in total": [
+    f"kernels of unknown stage or module take less than {UNATTRIBUTED:.0%} of the kernels' time": [
         Law("kernel_profile", "unattributed", unattributed, slack=DIGITS),
     ],
-    "a step's peak memory is max_memory_allocated, the replayed timeline's peak, and its named stage's peak": [
+    "max_memory_allocated, the replayed timeline and the named stage agree on a step's peak memory": [
         Law("memory_profile", "peak_replayed", lambda it: it.of("peak_allocated")),
         Law("memory_profile", "peak_allocated", peak_of_stages),
     ],
@@ -466,7 +466,7 @@ LAWS = {
             per="peak_allocated",
         ),
     ],
-    "the forward pass allocates a tensor of the residual stream's size twice per block, by an addition": [
+    "in the forward pass, additions allocate two tensors of the residual stream's size per block": [
         Law(
             "memory_profile",
             "residual_tensors",
@@ -478,7 +478,7 @@ LAWS = {
     "the memory timeline reaches each stage's peak and never exceeds it": [
         Law("memory_profile", "stage_peak", reached, DIGITS),
     ],
-    "no category of memory exceeds its maximum; parameters and AdamW's state are at it at the peak": [
+    "no category of memory exceeds its maximum; at the peak, parameters and AdamW's state reach theirs": [
         Law("memory_profile", "at_peak", up_to_the_most),
         Law("memory_profile", "stage_end", up_to_the_most),
         Law("memory_profile", "active", up_to_the_most, DIGITS, column=lambda row: MIB * largest(row)),
@@ -489,14 +489,13 @@ LAWS = {
     "communication after the backward pass is no faster than the fastest measured all-reduce": [
         Law("data_parallel", "synchronization", over_the_link, (1 - 1 / (1 + GPU), 0.0), column="median"),
     ],
-    "norms and the update, timed alone, move the bytes of their closed forms: norms at a copy's speed, the update at "
-    "no more than the data sheet's bandwidth": [
+    "timed alone, norms move their bytes at a copy's speed, and the update no faster than the data sheet's bandwidth": [
         Law("training_ladder", "floor", bytes_alone, 0.05, column="median", where={"work": part}) for part in PARTS[2:]
     ],
-    "gradients of a rung are off from fp32's by a few roundings of its precision, and not by zero": [
+    "a rung's gradients differ from fp32's, by a few roundings of its precision": [
         Law("training_ladder", "gradient_error", a_few_roundings),
     ],
-    "memory between the steps of sharded training is the closed form, except for libraries' workspaces": [
+    "sharded training's memory between steps is its closed form plus libraries' workspaces": [
         Law("fsdp", "between_steps", kept_between_steps, CLOCKS, column="median"),
     ],
     "a rank's parameters, gradients and optimizer state match closed forms, except for padding and unsharded tensors": [
@@ -515,25 +514,25 @@ LAWS = {
             where=STATE,
         ),
     ],
-    "tensors fit into the allocated memory, this into its peak, and the peak into the device": [
+    "tensors fit into the allocated memory, which fits into its peak, which fits into the device": [
         Law("optimizer_sharding", "allocated", tensors_of_all_ranks, (DIGITS, 0.0), column=total),
         Law("optimizer_sharding", "peak_memory", in_use, (DIGITS, 0.0), column=largest),
     ],
-    "contenders that update all parameters take equally long for the update": [
+    "the update takes equally long in all contenders that update every parameter": [
         Law(name, "optimizer", usual_update, 0.3, column="median")
         for name, kind in KINDS.items()
         if sum(each.whole_state for each in kind.contenders) > 1
     ],
-    "a single process's device is never busy for longer than a step, or a part of it, takes": [
+    "a single process's device is never busy for longer than its step or phase takes": [
         Law(name, busy, while_busy, 0.05, column="median")  # device time is taken from another step
         for name, kind in EXPERIMENTS.items()
         for busy, whole in WHOLES.items()
         if {busy, whole} <= kind.metrics.keys() and name not in KINDS
     ],
-    "the first timed step is the first of the steps' samples": [
+    "the first timed step is the first sample": [
         Law("end_to_end", "first_step", first_sample, DIGITS),
     ],
-    "no replay of a CUDA graph takes longer than its calls": [
+    "no attention call takes longer when replayed from a CUDA graph": [
         Law(
             "flash",
             "graph",
@@ -542,16 +541,16 @@ LAWS = {
             column="median",
         ),
     ],
-    "the matmul timed in each attention cell takes the usual time: no GPU was slowed down meanwhile": [
+    "the matmul timed in each attention cell takes its usual time: no GPU was slowed down": [
         Law("flash", "matmul", usual_product, 0.3, column="median"),  # its power, and so its clock, varies
     ],
-    f"a device computes equally long with and without communication, within {SAME_WORK:.0%}": [
+    f"compute takes equally long with and without communication, within {SAME_WORK:.0%}": [
         Law(name, "compute", undisturbed, SAME_WORK) for name in WITH_BASELINE
     ],
-    "a step without communication takes at least its computation time, and at most its profiled time": [
+    "a step without communication takes at least its compute time and at most its profiled time": [
         Law(name, "step", as_profiled, SAME_WORK, column="median") for name in WITH_BASELINE
     ],
-    "no step, and no attention pass, is faster than its matmuls at the data sheet's dense peak": [
+    "no step or attention pass is faster than its matmuls at the data sheet's dense peak": [
         *(Law(name, "step", at_the_peak, column="median") for name in STEPS),
         *(
             Law("training_ladder", "floor", at_the_peak, column="median", where={"work": work})
@@ -560,12 +559,12 @@ LAWS = {
         *(Law("attention", each, at_the_peak, column="median") for each in ("forward", "backward")),
         *(Law("flash", each, at_the_peak, column="median") for each in PASSES),
     ],
-    "no copy is faster than the data sheet's memory, no matmul than its rate, and no all-reduce than its link": [
+    "no copy, matmul or all-reduce exceeds its rate in the data sheet": [
         Law("training_ladder", "copy_speed", up_to_the_data_sheet, column="median"),
         Law("training_ladder", "matmul_rate", up_to_the_data_sheet, column="median"),
         Law("all_reduce", "bus_bandwidth", up_to_the_data_sheet, column="median"),
     ],
-    "no memory in use exceeds the GPU's memory": [
+    "memory in use never exceeds the GPU's memory": [
         Law(name, metric, lambda it: (0.0, it.row["gpu_memory"] / MIB) if it.row["gpu_count"] else None)
         for name, kind in EXPERIMENTS.items()
         for metric, unit in kind.metrics.items()
@@ -574,7 +573,7 @@ LAWS = {
     "a cell's timed metrics took no longer than the whole cell": [
         Law(name, WALL, time_of_its_own, (1 - 1 / (1 + CLOCKS), 0.0)) for name in EXPERIMENTS
     ],
-    "a GPU's clock and power have as many samples as fit into a cell's time": [
+    "the number of clock and power samples fits the cell's time": [
         *(Law(name, SM_CLOCK, sampled, column="n") for name in EXPERIMENTS),
         *(Law(name, POWER, lambda it: it.of(SM_CLOCK, "n"), column="n") for name in EXPERIMENTS),
     ],
@@ -583,7 +582,7 @@ LAWS = {
         # In earlier code the GPU was warmer.
         Law("training_ladder", "energy", lambda it: energy(it, it.of("step") / 1e3), (0.0, 0.15)),
     ],
-    "if a long repetition lowers the GPU's clock, its power is near the limit: nothing else throttles it": [
+    "if the GPU's clock falls in a long repetition, its power is near the limit: nothing else throttles it": [
         Law("flash", f"handout_{POWER}", power_at_a_low_clock, column="median"),
     ],
 }

@@ -33,7 +33,7 @@ ABOVE_OTHERS = 0.1
 
 @check("{n} experiment{s}")
 def one_machine(tables: Mapping[str, DataFrame]) -> Cases:
-    """All rows were measured on one GPU model, on one GPU per process, with TF32 off (probed by a multiplication)."""
+    """All rows were measured on one GPU model, with one GPU per process and TF32 off (probed by a multiplication)."""
     models = {gpu or "no GPU" for table in tables.values() for gpu in table["gpu"]}
     for name, table in measured(tables).items():
         on_gpu = (table["gpu"] != "") & (table["backend"] == "nccl" if "backend" in table else True)
@@ -84,7 +84,7 @@ def compared_rows(name: str, column: str, table: DataFrame) -> list[DataFrame]:
 
 @check("{n} cell{s}")
 def cells_have_one_origin(tables: Mapping[str, DataFrame]) -> Cases:
-    """All rows of a cell are of one job.
+    """All rows of a cell come from one job.
 
     They share the columns that a job's rows share; each contender has its own revisions.
     """
@@ -93,12 +93,12 @@ def cells_have_one_origin(tables: Mapping[str, DataFrame]) -> Cases:
         origins = table[[*keys, *ORIGIN]].drop_duplicates()
         several = origins.duplicated(keys)
         for (_, row), other in zip(origins.iterrows(), several, strict=True):
-            yield Case(name_row(name, row), other, "of another job")
+            yield Case(name_row(name, row), other, "from another job")
 
 
 @check("{n} job{s}", "no data sheet is listed for this GPU or CPU")
 def card_has_its_memory(tables: Mapping[str, DataFrame]) -> Cases:
-    """The GPU has the memory of its data sheet, in GB or in GiB, except for the driver's share."""
+    """The GPU's memory is the data sheet's, in GB or GiB, minus the driver's share."""
     for name, table in tables.items():
         jobs = table[["gpu", "gpu_memory", "utc"]].drop_duplicates()
         for gpu, memory in zip(jobs["gpu"], jobs["gpu_memory"], strict=True):
@@ -108,7 +108,7 @@ def card_has_its_memory(tables: Mapping[str, DataFrame]) -> Cases:
                 yield Case(name, not low <= memory <= high, detail)
 
 
-@check("{n} cell{s}", "a GPU's clock is sampled where its driver reports it")
+@check("{n} cell{s}", "no GPU's clock was sampled")
 def clocks_are_clocks(tables: Mapping[str, DataFrame]) -> Cases:
     """A GPU's clock is a whole number of MHz that other cells also reach."""
     clocks = [(cell, samples(row)) for cell, row in rows_of(tables, metric=SM_CLOCK)]

@@ -14,7 +14,7 @@ DETAILS = list(MemoryProfile.details)
 
 @check("{n} cell{s}", "memory is recorded only on GPUs")
 def allocations_have_a_lifetime(memory_profile: DataFrame) -> Cases:
-    """The largest allocations are ordered by size, and each that ends has a lifetime."""
+    """The largest allocations are ordered by size, and each freed one has a lifetime."""
     for row, rows in cells(memory_profile, MemoryProfile, MEASURED):
         listed = select(rows, metric="allocation").astype({"rank": int}).sort_values("rank")
         freed, lasting = (

@@ -34,7 +34,7 @@ def bounds(part: Metric, on_gpu: bool) -> tuple[float, float]:
 
 @check("{n} sum{s}")
 def parts_add_up(tables: Mapping[str, DataFrame]) -> Cases:
-    """A quantity with parts, such as a step, its device time or the memory at its peak, is their sum.
+    """A quantity with parts (a step, its device time, the memory at its peak) is their sum.
 
     The sum is exact unless the dictionary of metrics allows gaps between the parts, or they were timed separately.
     """

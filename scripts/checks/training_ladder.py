@@ -17,9 +17,9 @@ def rungs(tables: Mapping[str, DataFrame]) -> DataFrame:
     return rung_table(tables["training_ladder"])
 
 
-@check("{n} step{s}; the closest takes {least:.2f} of its parts' time", "a CPU also does other work")
+@check("{n} step{s}; the closest takes {least:.2f} times as long as its parts", "a CPU also runs other programs")
 def no_step_beats_its_floor(rungs: DataFrame) -> Cases:
-    """No step of the ladder, and none in FP8, is faster than its parts alone by more than {COOLER:.0%}."""
+    """No step of the ladder or in FP8 is more than {COOLER:.0%} faster than its parts alone."""
     known = rungs[rungs["floor"].notna() & (rungs["gpu"] != "")]
     for _, row in known.iterrows():
         detail = f"{row['step']:.1f} ms, its parts alone {row['floor']:.1f} ms"
@@ -27,9 +27,9 @@ def no_step_beats_its_floor(rungs: DataFrame) -> Cases:
         yield Case(where, row["over"] < (1 - COOLER) * (1 - RUN_TO_RUN), detail, float(row["over"]))
 
 
-@check("{n} rung{s}; at most {most:.1f}", "no rung was trained")
+@check("{n} rung{s}; at most {most:.1f} standard deviations apart", "no rung was trained")
 def every_rung_learns(training_ladder: DataFrame) -> Cases:
-    """Each rung's loss after training is within {SCATTER} standard deviations of fp32's over seeds.
+    """Each rung's final loss is within {SCATTER} standard deviations (over seeds) of fp32's.
 
     FP8's is shown but not checked.
     """

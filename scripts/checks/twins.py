@@ -38,10 +38,10 @@ def no_two_times_identical(tables: Mapping[str, DataFrame]) -> Cases:
                 yield Case(metric, bool(twice), ", ".join(twice))
 
 
-@check("{n} pair{s}; the closest differ by {least:.1%}", "there are no two such cells")
+@check("{n} pair{s}; the closest differ by {least:.1%}", "no two cells to compare")
 def no_two_cells_alike(tables: Mapping[str, DataFrame]) -> Cases:
-    """Cells of the same kernels that differ in implementation, compilation or length differ by {APART:.1%} in some
-    time.
+    """Cells with the same kernels but another implementation, compilation or length differ by {APART:.1%} in at least
+    one time.
     """
     for experiment, table in tables.items():
         kind = EXPERIMENTS[experiment]

@@ -26,7 +26,7 @@ def predicted(tables: Mapping[str, DataFrame]) -> DataFrame:
 
 @check("{n} step{s}; at most {most:.1%}", ON_GPUS)
 def memory_is_predicted(predicted: DataFrame) -> Cases:
-    """A step's peak memory is predicted within {FAR:.0%}, and {SHARE:.0%} of the steps' within {MEMORY_WITHIN:.0%}."""
+    """Peak memory is predicted within {FAR:.0%} for all steps, within {MEMORY_WITHIN:.0%} for {SHARE:.0%} of them."""
     rows = evaluated(predicted, "memory")
     share = (rows["memory_error"].abs() <= MEMORY_WITHIN).mean()
     for _, row in rows.iterrows():
@@ -37,7 +37,7 @@ def memory_is_predicted(predicted: DataFrame) -> Cases:
 
 @check("{n} step{s}; at most {most:.1%}", "no device-bound step of a GPU with listed rates was timed")
 def time_is_predicted(predicted: DataFrame) -> Cases:
-    """A device-bound step's time is predicted within {TIME_WITHIN:.0%}, or {ELSEWHERE:.0%} on a GPU without record.
+    """A device-bound step's time is predicted within {TIME_WITHIN:.0%}, or {ELSEWHERE:.0%} on an unrecorded GPU.
 
     RUN_TO_RUN is added, because a run may be slower or faster than the recorded ones.
     """

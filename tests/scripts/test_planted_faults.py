@@ -353,7 +353,7 @@ def test_training_on_several_ranks_may_reach_its_bounds():
 @pytest.mark.parametrize(("processes", "rate", "failed"), [(2, 449, 0), (2, 451, 1), (4, 530, 0), (4, 541, 1)])
 def test_an_all_reduce_may_be_as_fast_as_its_link(processes, rate, failed):
     place = rows("all_reduce", processes=processes, megabytes=1000, metric="bus_bandwidth")
-    assert len(broken_laws("all_reduce", put(place, median=float(rate))(recorded()), "no copy is faster")) == failed
+    assert len(broken_laws("all_reduce", put(place, median=float(rate))(recorded()), "no copy, matmul")) == failed
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -361,7 +361,7 @@ def test_a_step_may_reach_the_peak_rate(precision):
     fastest = 1e3 * step_flops("train_step", parse_size("medium"), 10_000, 4, 512) / PEAK.flops(precision)
     for factor, failed in ((1.01, 0), (0.99, 1)):
         plant = put(rows("end_to_end", **MEDIUM | {"precision": precision}, metric="step"), median=factor * fastest)
-        assert len(broken_laws("end_to_end", plant(recorded()), "no step, and no attention")) == failed
+        assert len(broken_laws("end_to_end", plant(recorded()), "no step or attention")) == failed
 
 
 def test_rows_of_earlier_code_tell_less(cpu):
