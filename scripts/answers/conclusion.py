@@ -58,11 +58,12 @@ def in_less_memory(ladder: DataFrame) -> tuple[Typst, Typst]:
     whole, state, weights = (one(cell, rung=name) for name in ("data_parallel", "sharded", "fsdp"))
     facts = Facts(whole=whole, state=state, weights=weights)
     return facts.say(
-        "Data parallelism takes {whole[step]:ms}; sharding the optimizer and updating in backward takes "
-        "{state[step]:ms} and saves {whole[peak_memory] - state[peak_memory]:gib} per GPU ({whole[label]}, "
-        "{whole[processes]} GPUs, bf16, no CUDA graph)."
+        "For {whole[label]} on {whole[processes]} GPUs (bf16, no CUDA graph), data parallelism takes {whole[step]:ms}; "
+        "sharding the optimizer and updating in the backward pass takes {state[step]:ms} and saves "
+        "{whole[peak_memory] - state[peak_memory]:gib} per GPU."
     ), facts.say(
-        "There, FSDP (compiled) takes {weights[step]:ms} and saves {whole[peak_memory] - weights[peak_memory]:gib}."
+        "For the same model, FSDP (compiled) takes {weights[step]:ms} and saves "
+        "{whole[peak_memory] - weights[peak_memory]:gib}."
     )
 
 

@@ -145,19 +145,18 @@ def how_fast(table: DataFrame, rungs: DataFrame, extremes: list[DataFrame], miss
         reason=facts.say(
             "The step is timed in steady state, at {watts:whole} W.",
             "The first steps after warm-up, likely on a cooler GPU, take {first}.",
-            "These are the first {cool:whole} steps, on a cool GPU; at the power limit later steps are slower.",
+            "Only the first {cool:whole} steps were timed, on a cool GPU; later steps, at the power limit, are slower.",
             "Timed alone in the same job (@fig-ladder), the parts of a bf16 step take {parts[floor]:ms}: matmuls "
             "{parts[matmuls]:ms}, attention {parts[attention]:ms}, the update {parts[update]:ms}, and norms and the "
-            "rest {parts[norms and elementwise]:ms} (estimated: their bytes at a copy's speed).",
-            "Out of memory for {best[label]}: {lost:listing}.",
+            "rest {parts[norms and elementwise]:ms} (estimated from their bytes and a copy's speed).",
+            "{best[label]} runs out of memory with {lost:listing}.",
         ),
         results=PICTURES if extremes else (),
         details=Captioned(
             grid(rungs, RUNG, text_columns=3),
-            "Every rung of every cell: medians; parts: the components of a bf16 step, or of FP8's, timed alone; MFU: "
-            "FLOPs of matmuls (without the embedding) and of causal attention relative to the dense bf16 peak, also in "
-            "fp32; J: energy of a step; set-up: building the model and running its first steps, with compilation and "
-            "capture.",
+            "Medians of every rung of every cell. Parts: the components of a bf16 or FP8 step, timed alone. MFU: FLOPs "
+            "of matmuls (without the embedding) and causal attention relative to the dense bf16 peak, even in fp32. J: "
+            "energy of a step. Set-up: building the model and running its first steps, with compilation and capture.",
         ),
         missing=missing,
     )
@@ -199,19 +198,19 @@ def sizes(rungs: DataFrame, extremes: list[DataFrame]) -> Answer:
         ),
         results=Captioned(
             grid(best, SIZES, text_columns=3),
-            "The bf16 rung with the shortest median step"
+            "The fastest bf16 rung"
             + ("" if single else f" of each model and batch ({alone} of {len(best)} measured with one rung only)")
-            + ", and the sum of a bf16 step's parts, timed alone. Its p20 and p80 are the sums of the parts'. "
-            "MFU: share of the bf16 peak; mJ per token by the driver's counter"
-            + ("." if best["first_steps"].notna().any() else ", in a longer run, whose steps may be slower."),
+            + ", and the sum of a bf16 step's parts, timed alone (medians, p20 and p80 are each summed). MFU: share of "
+            "the bf16 peak; mJ/token: from the driver's energy counter"
+            + ("." if best["first_steps"].notna().any() else ", in a longer run with possibly slower steps."),
         ),
         reason=facts.say(
             "" if single else "These steps take {over:span times} the time of their parts alone.",
             YARDSTICK if spans["over"][0] < 1 else "",
             *(shape_of(row) for _, row in best.drop_duplicates("size").iterrows()),
             in_fp8(rungs, fastest(extremes[-1])) if extremes else "",
-            "Others publish 57 % of the peak (LLMQ, Qwen2.5 3B on one H100 @schultheis2026) and 39 % (torchtitan, "
-            "Llama 3.1 8B on eight H100s at 500 W, with attention counted in full @torchtitan2024).",
+            "Others report 57 % of the peak (LLMQ, Qwen2.5 3B on one H100 @schultheis2026) and 39 % (torchtitan, Llama "
+            "3.1 8B on eight H100s at 500 W, counting attention in full @torchtitan2024).",
         ),
     )
 
@@ -230,8 +229,8 @@ def shape_of(row: Series) -> Typst:
 def in_fp8(rungs: DataFrame, best: Series) -> Typst:
     """The time in FP8, which is not on the ladder, next to the fastest step of a cell."""
     return say(
-        "For {row[label]} with {row[batch_size]} × {row[context]} tokens, FP8 (less exact, not part of the ladder) "
-        "takes {row[step]:ms}, {row[over]:times} the time of its own parts alone; bf16 takes {best[step]:ms}.",
+        "FP8 (less accurate, not part of the ladder) trains {row[label]} ({row[batch_size]} × {row[context]} tokens) "
+        "in {row[step]:ms} per step, {row[over]:times} the time of its own parts alone; bf16 takes {best[step]:ms}.",
         row=one(rungs, rung="fp8", **{name: best[name] for name in SHAPE}),
         best=best,
     )
@@ -247,7 +246,7 @@ def several(table: DataFrame) -> Answer:
     names = [row["title"] if row["title"].isupper() else f"the {row['title']}" for row in ranked]
     name, other = [*names, "", ""][:2]
     facts = Facts(row=best, name=name)
-    how = "" if best is None or best["graph"] else " and no CUDA graph"
+    step = "A step" if best is None or best["graph"] else "Without a CUDA graph, a step"
     lost = table[(table["part"] == "processes") & (table["status"] != "ok")]
     why = lost["message"].iloc[0] if len(lost) else "no step on several GPUs was run"
     return Answer(
@@ -257,17 +256,14 @@ def several(table: DataFrame) -> Answer:
         if best is None
         else against(best, second).sentence(name, other, f"({best['label']}, {best['processes']} GPUs, bf16)")
         or facts.say("Only {name} was measured ({row[label]}, {row[processes]} GPUs, bf16)."),
-        more=facts.say(
-            "The sharded optimizer updates during the backward pass." if "sharded" in set(wrapped["rung"]) else "",
-            "With {name}" + how + " a step takes {row[step]:ms}, or {row[tokens]:whole} tokens/s.",
-        ),
+        more=facts.say(step + " with {name} takes {row[step]:ms} ({row[tokens]:whole} tokens/s)."),
         results=Captioned(
             grid(on_gpus.assign(replayed=on_gpus["graph"].map({True: "yes", False: "no"})), WRAPPED, text_columns=4),
-            "One training step of all GPUs, each on its own sequences; times are the slowest GPU's. No communication: "
-            "the last rung on each GPU. Data-parallel wrapper: gradients are averaged in buckets during the backward "
-            "pass, then each GPU updates every weight. Sharded optimizer: each GPU updates its share during the "
-            "backward pass. FSDP: weights are sharded in fp32 and gathered in bf16 by block, and blocks are compiled, "
-            "not fused. Steps with a CUDA graph are not compared with steps without one.",
+            "Training steps on several GPUs, each with its own sequences; times are the slowest GPU's. No "
+            "communication: the last rung on each GPU. Data-parallel wrapper: gradients are averaged in buckets during "
+            "the backward pass, then each GPU updates every weight. Sharded optimizer: each GPU updates its share "
+            "during the backward pass. FSDP: weights are sharded in fp32 and gathered in bf16, block by block; blocks "
+            "are compiled, not fused. Steps with and without a CUDA graph are not compared.",
         ),
     )
 
@@ -279,10 +275,6 @@ def advice(table: DataFrame, rungs: DataFrame, extremes: list[DataFrame]) -> Ans
     must = [] if ladder is None else needed(table, ladder)
     start = 0 if must else 2
     left, bound = left_out(rungs, extremes)
-    least = 0.0 if ladder is None else WORTH * fastest(ladder)["step"]
-    either = {RUNGS[name].title for name in ("compiled", "fused")}
-    known = {*must, *(row["title"] for row in order)}
-    known |= either if known & either else set()
     facts = Facts(
         size=None if ladder is None else ladder["label"].iloc[0],
         worth=WORTH,
@@ -297,19 +289,17 @@ def advice(table: DataFrame, rungs: DataFrame, extremes: list[DataFrame]) -> Ans
         or facts.say("For {size}, start with {order:listing}.", order=italic([row["title"] for row in order[:2]])),
         more=facts.say(
             "They save {saved:listing}.",
-            "Then add what saves at least {worth:percent} of the fastest bf16 step: {order:listing}.",
+            "Then add each rung that saves at least {worth:percent} of the fastest bf16 step: {order:listing}.",
             order=[say("_{row[title]}_ ({saved})", row=row, saved=saving(row)) for row in order[start:]],
         ),
         reason=facts.say(
             "Compiled blocks save {instead:ms} over eager blocks." if "fused" in {row["rung"] for row in order} else "",
             NOTHING if ladder is None else instead_of_the_compiler(ladder),
             "Removing a single rung from the full ladder of {size} costs {left:listing}.",
-            "Without {bound:listing} it is host-bound.",
-            "Without fused passes, blocks are compiled." if RUNGS["fused"].title in left else "",
-            "So {together:listing} saves as much only together with the rungs after it.",
+            "Without {bound:listing}, the step is host-bound.",
+            "When fused passes are removed, blocks are compiled." if RUNGS["fused"].title in left else "",
             left=[say("{cost:ms} (_{title}_)", title=title, cost=cost) for title, cost in left.items()],
             bound=italic(bound),
-            together=italic([title for title, cost in left.items() if cost > least and title not in known]),
         ),
     )
 
@@ -360,14 +350,15 @@ def learning(table: DataFrame) -> Answer:
         alike = bool(((others["loss"] - exact["loss"]).abs() <= SCATTER * exact["std"]).all())
     seeds = [] if exact is None else parse_samples(exact["samples"])
     same = fixed_point(seeds[0], 3, missing="") if seeds else None
+    titles = [rung.title for rung in LADDER[1:] if rung.name in set(others["rung"])]
     facts = Facts(exact=exact, rungs=len(others), scatter=SCATTER, errors=least_and_most(others["error"]))
     return Answer(
         asked="Does it learn",
         verdict=facts.say(
             choose(
                 alike,
-                "All {rungs} rungs after fp32 reach its final loss, within the spread of its seeds.",
-                "Not all of {rungs} rungs after fp32 reach its final loss, within the spread of its seeds.",
+                "All {rungs} rungs after fp32 match its final loss within the spread over seeds.",
+                "Not all {rungs} rungs after fp32 match its final loss within the spread over seeds.",
             )
         ),
         more=facts.say(
@@ -378,12 +369,12 @@ def learning(table: DataFrame) -> Answer:
             ),
         ),
         reason=facts.say(
-            "A small model learns a Markov chain: in fp32 from {exact[n]:whole} seeds, on the rungs {titles:listing} "
-            "from the first seed only. From that seed, fp32 ends at {same}.",
-            "± is one standard deviation; the spread is {scatter} of them.",
+            "A small model learns a Markov chain, in fp32 from {exact[n]:whole} seeds and on {others:listing} from the "
+            "first seed only. From that seed, fp32 ends at {same}.",
+            "The spread is {scatter} standard deviations; ± is one.",
             "The first step's gradients differ from fp32's by {errors:span percent}.",
             "FP8 ends at {loss} nat, and its first gradients differ by {fp8[error]:percent}.",
-            titles=italic([rung.title for rung in LADDER[1:] if rung.name in set(others["rung"])]),
+            others=["the other rungs"] if len(others) == len(EXACT[1:]) else italic(titles),
             same=same,
             fp8=fp8,
             loss="" if fp8 is None else f"{fp8['loss']:.3f}",

@@ -20,15 +20,15 @@ VERSIONS = {
     "gpu": "GPU",
     "gpu_count": "GPUs used",
     "nodes": "nodes of a launch",
-    "links": "links of a GPU",
+    "links": "links per GPU",
     "cpu": "processor",
-    "cores": "its cores",
+    "cores": "CPU cores",
     "driver": "NVIDIA driver",
     "cuda": "CUDA (PyTorch build)",
     "cudnn": "cuDNN",
     "nccl": "NCCL",
     "torch": "PyTorch",
-    "torch_files": "PyTorch's files (digest)",
+    "torch_files": "digest of PyTorch's files",
     "triton": "Triton",
     "flash_attn": "FlashAttention-4 (flash-attn-4)",
     "python": "Python",
@@ -36,7 +36,7 @@ VERSIONS = {
 }
 IN_FULL = {
     r"(each process|It does not fit: a rank) needs .* are free.*": "a process would need more memory than is free",
-    r"it needs .* by closed form, and .*": "by closed form the step does not fit",
+    r"it needs .* by closed form, and .*": "the step does not fit, according to its closed form",
 }
 """Recorded messages whose numbers differ by cell, in other words."""
 UNKNOWN = {"cores": "0", "gpu_count": "0", "nodes": "1"}
@@ -120,7 +120,7 @@ def versions_table(rows: DataFrame) -> Table:
     for column, title in VERSIONS.items():
         values = sorted({str(value) for value in rows[column]} - {"", UNKNOWN.get(column)})
         body.append([title, ", ".join(values)])
-    return Table(["what", "value"], [line for line in body if line[1]], text_columns=2)
+    return Table(["item", "value"], [line for line in body if line[1]], text_columns=2)
 
 
 def lost_in_words(coverage: DataFrame) -> Typst:

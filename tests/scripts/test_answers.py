@@ -223,7 +223,7 @@ def test_a_ladder_begins_where_memory_suffices():
     step = select(cell, metric="step").set_index("rung")["median"]
     words = f"{step['attention'] / step['overlap']:.2f}× as fast as the first version that fits (_our attention_)"
     assert words in plain(answers["fastest"].more)
-    assert "Out of memory for 2.7B: _fp32, eager_ and _bf16 autocast_." in plain(answers["fastest"].reason)
+    assert "2.7B runs out of memory with _fp32, eager_ and _bf16 autocast_." in plain(answers["fastest"].reason)
     must = "For 2.7B, start with _bf16 autocast_ and _our attention_, the first version that fits."
     assert plain(answers["advice"].verdict) == must
     fused, masters = step["masters"] - step["fused"], step["attention"] - step["masters"]
