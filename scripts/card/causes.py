@@ -36,18 +36,19 @@ def faults(facts: Facts, lines: Sequence[Line]) -> Iterator[Explanation]:
         if line.wrong:
             yield "wrong results", f"{line.instrument}, {line.work}: {line.message}"
     if errors := number(facts, "uncorrected_errors"):
-        yield "memory errors", f"{errors:.0f} uncorrectable memory errors since the driver was loaded"
+        yield "memory errors", f"uncorrectable memory errors since the driver was loaded: {errors:.0f}"
     if facts.get("remapping_pending") == "on":
-        yield "memory errors", "rows of the memory wait to be remapped, which a reset of the GPU does"
+        yield "memory errors", "memory rows wait for a GPU reset to be remapped"
     if facts.get("remapping_failed") == "on":
-        yield "memory errors", "rows of the memory could not be remapped"
+        yield "memory errors", "memory rows could not be remapped"
     failed = [line for line in lines if line.status == "failed" and any(sign in line.message for sign in ENDED)]
     if failed:
-        yield "workloads fail", f"{len(failed)}, first {failed[0].instrument}, {failed[0].work}: {failed[0].message}"
+        first = failed[0]
+        yield "workloads fail", f"{len(failed)} failed, first {first.instrument}, {first.work}: {first.message}"
 
 
 def misconfigurations(facts: Facts, *, tf32: bool, cuda: str) -> Iterator[Explanation]:
-    """Modes and limits that are not the usual ones; values that the driver does not report do not count.
+    """Unusual modes and limits; values that the driver does not report do not count.
 
     Args:
         facts: the driver's reports.
@@ -55,21 +56,21 @@ def misconfigurations(facts: Facts, *, tf32: bool, cuda: str) -> Iterator[Explan
         cuda: the version of CUDA that PyTorch was built for; may be empty.
     """
     if facts.get("mig") == "on":
-        yield "MIG", "the GPU is divided (MIG): one part has only some of its SMs and of its memory's bandwidth"
+        yield "MIG", "the GPU is partitioned (MIG): a part has only some of its SMs and memory bandwidth"
     limit, default = number(facts, "power_limit"), number(facts, "default_power_limit")
     if limit and default and limit < LOWER_LIMIT * default:
-        yield "power cap", f"the power limit is {limit:g} W, and {default:g} W by default"
+        yield "power cap", f"the power limit is {limit:g} W, the default {default:g} W"
     if facts.get("persistence_mode") == "off" and facts.get("display") != "on":
         yield "persistence mode", "persistence mode is off: the first process that needs the GPU waits for the driver"
     mode = facts.get("compute_mode") or "default"
     if mode != "default":
-        yield "compute mode", f"the compute mode is {mode}, and default lets several processes use the GPU"
+        yield "compute mode", f"the compute mode is {mode}; the default mode lets several processes use the GPU"
     newest = facts.get("driver_cuda", "")
     if cuda and newest and version(newest) < version(cuda):
         driver = facts.get("driver", "")
-        yield "old driver", f"driver {driver} knows CUDA {newest}, and PyTorch was built for CUDA {cuda}"
+        yield "old driver", f"driver {driver} supports CUDA {newest}, but PyTorch was built for CUDA {cuda}"
     if tf32:
-        yield "TF32", "fp32 matmuls round their inputs to TF32 although it is off: see NVIDIA_TF32_OVERRIDE"
+        yield "TF32", "fp32 matmuls round their inputs to TF32 although TF32 is off: see NVIDIA_TF32_OVERRIDE"
 
 
 def version(text: str) -> tuple[int, ...]:

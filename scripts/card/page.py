@@ -15,7 +15,7 @@ TITLES = {
     "attention": "Causal attention, forward and backward, batch × heads × sequence × d",
     "launches": "Launches",
     "training": "Training step",
-    "transfers": "Between host and device",
+    "transfers": "Transfers between host and device",
     "all_reduce": "All-reduce",
 }
 UNITS = {"launches": (1e6, "M/s"), "training": (1e3, "k tokens/s")}
@@ -24,12 +24,12 @@ CPU_UNITS = {"launches": UNITS["launches"], "matmul": (1e-3, "GFLOP/s"), "attent
 FACTS = {
     "name": "name",
     "driver": "driver",
-    "driver_cuda": "newest CUDA of the driver",
+    "driver_cuda": "newest supported CUDA",
     "power_limit": "power limit, W",
     "default_power_limit": "default power limit, W",
     "max_sm_clock": "highest SM clock, MHz",
     "max_memory_clock": "highest memory clock, MHz",
-    "slowdown_temperature": "slows down at, °C",
+    "slowdown_temperature": "slowdown temperature, °C",
     "persistence_mode": "persistence mode",
     "display": "display",
     "compute_mode": "compute mode",
@@ -37,15 +37,15 @@ FACTS = {
     "ecc": "ECC",
     "corrected_errors": "corrected memory errors",
     "uncorrected_errors": "uncorrectable memory errors",
-    "remapped_rows": "remapped rows of the memory",
+    "remapped_rows": "remapped memory rows",
     "remapping_pending": "remapping pending",
     "remapping_failed": "remapping failed",
     "max_link_generation": "PCIe generation",
     "max_link_width": "PCIe lanes",
-    "other_processes": "other processes on it",
+    "other_processes": "other processes",
     "idle_utilization": "busy before anything ran, %",
     "logical_cores": "logical cores",
-    "threads": "threads that PyTorch uses",
+    "threads": "PyTorch's threads",
     "governor": "frequency governor",
     "max_clock": "highest clock, MHz",
     "thermal_throttles": "thermal throttles since boot",
@@ -110,7 +110,7 @@ def rates(lines: Iterable[Line], *, several: bool) -> Table:
         of_this = list(group)
         rows.append([f"{TITLES[instrument]}, {shown_in(of_this[0])[1]}"])
         rows += [row_of(line, several=several) for line in of_this]
-    columns = ["work", "throttle reasons", *(["slowest GPU", "of others"] if several else [])]
+    columns = ["workload", "throttle reasons", *(["slowest GPU", "of others"] if several else [])]
     columns += ["rate", "± %", "reference", "share", "MHz", "W", "°C"]
     values = [row for row in rows if row[1:]]
     filled = [column for column in range(len(columns)) if not values or {row[column] for row in values} - {"", "–"}]

@@ -36,7 +36,7 @@ class Verdict:
     """The verdict on all GPUs of a machine."""
 
     rows: Sequence[Any]
-    """The rows that it follows from."""
+    """The rows that it is based on."""
     facts: Mapping[str, Facts]
     """The driver's reports, by the GPU's number."""
     lines: Sequence[Line]
@@ -61,12 +61,12 @@ class Verdict:
     def sentence(self) -> str:
         """The verdict in one sentence."""
         if self.outcome == UNDECIDED:
-            return "Nothing to compare with: there is no recorded card of this model, and no data sheet that is listed."
+            return "Nothing to compare with: no card of this model is recorded, and its data sheet is not listed."
         if self.outcome == HEALTHY:
             compared = [line.share for line in self.lines if line.slow is not None]
             shares = [share for share in compared if share]
-            usual = f"; their median is {percent(statistics.median(shares))} of the reference" if shares else ""
-            return f"All {len(compared)} rates that can be compared are as expected{usual}."
+            usual = f" (median: {percent(statistics.median(shares))} of the reference)" if shares else ""
+            return f"All {len(compared)} comparable rates are as expected{usual}."
         causes = dict.fromkeys(
             f"{finding.cause}{f' (GPU {finding.gpu})' if finding.gpu else ''}"
             for finding in self.findings

@@ -216,7 +216,7 @@ def test_an_unknown_gpu_cannot_be_decided():
 def test_a_cpus_table_has_no_columns_of_a_driver():
     rows = [row.model_copy(update={"gpu": "", "about": "", "device": ""}) for row in ROWS if row.metric in RATES]
     table = context(decide(rows), "")["rates"]
-    assert table.columns == ["work", "rate", "± %"]
+    assert table.columns == ["workload", "rate", "± %"]
     assert {len(row) for row in table.rows} == {1, 3}
 
 
@@ -225,7 +225,7 @@ def test_the_card_is_written_as_two_pages_and_a_page(tmp_path, monkeypatch):
     assert write_card([CSV], tmp_path / "results").outcome == "healthy"
     page = (tmp_path / "results/card.html").read_text(encoding="utf-8")
     assert "Healthy." in page
-    assert "median of 3 recorded cards of NVIDIA H200" in page
+    assert "median of 3 recorded NVIDIA H200 cards" in page
     assert not re.findall(r'(?:src|href)="(?!data:|#)', page)
     with PdfDocument(tmp_path / "results/card.pdf") as pages:
         assert len(pages) == 2
