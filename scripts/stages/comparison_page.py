@@ -15,7 +15,6 @@ from typing import Any
 import numpy
 from pandas import DataFrame, crosstab, json_normalize
 
-from cs336_systems.compare.comparison import NOT_CALIBRATED
 from cs336_systems.compare.speed import FASTER, SAME, SLOWER, VERDICTS
 from cs336_systems.record.machine import SOFTWARE
 from scripts.rendering.answer import plural, say
@@ -41,7 +40,7 @@ COSTS: Columns = {
 }
 """Columns of the tables, as in `grid`."""
 COST = [f"cost_{side}_{name}" for side in "ab" for name in ("price", "joules", "by_counter")]
-ENERGY = "Energy is from the driver's counter if the cell read it, else the cell's median power times the step."
+ENERGY = "Energy: the driver's counter if the cell read it, otherwise the cell's median power times the step time."
 SHOWN = 30
 """Number of rows of a table on paper; the web edition has all."""
 MOST_NAMED = 10
@@ -66,15 +65,14 @@ def page(comparison: Comparison, picture: str) -> str:
             comparison=comparison,
             verdict=headline(comparison),
             widened=Typst(
-                "" if widened == 1 else f", times {widened:.2f}, since cells of unchanged code differ that much here"
+                "" if widened == 1 else f", scaled by {widened:.2f} to match the cells of unchanged code here"
             ),
-            uncalibrated=uncalibrated(cells),
             differs=differing(comparison["differs"]),
             code=code(comparison["same_code"]),
             by_experiment=by_experiment(cells).markup(),
             changed=changed(cells),
             costs=grid(with_costs[:SHOWN], COSTS).markup() if len(with_costs) else "",
-            costs_caption=f"Cost of tokens{first_of(with_costs, 'steps')}. {ENERGY}",
+            costs_caption=f"Cost of tokens{first_of(with_costs)}. {ENERGY}",
             reasons=reasons(cells["reason"]).markup(),
             only=only(comparison),
             all_cells=grid(cells, RATIOS).markup(),
@@ -86,10 +84,10 @@ def headline(comparison: Comparison) -> str:
     """The verdict on the whole, in one sentence."""
     counts = comparison["counts"]
     if counts[SLOWER] and counts[FASTER]:
-        return f"{counts[SLOWER]} times are slower in B, {counts[FASTER]} faster."
-    for verdict in (SLOWER, FASTER):
+        return f"{times_are(counts[SLOWER])} slower in B, {counts[FASTER]} faster."
+    for verdict, opposite in ((SLOWER, FASTER), (FASTER, SLOWER)):
         if counts[verdict]:
-            return f"{times_are(counts[verdict])} {verdict} in B, and none changed in the other direction."
+            return f"{times_are(counts[verdict])} {verdict} in B; none is {opposite}."
     return "No time is faster or slower." if counts[SAME] else "Nothing can be decided."
 
 
@@ -98,24 +96,18 @@ def times_are(number: int) -> str:
     return f"{number} {plural(number, 'time')} {'is' if number == 1 else 'are'}"
 
 
-def first_of(rows: DataFrame, noun: str = "") -> str:
+def first_of(rows: DataFrame) -> str:
     """The part of a caption that says that a table shows only the first rows."""
-    return f", the first {SHOWN}" + (f" of {len(rows)} {noun}" if noun else "") if len(rows) > SHOWN else ""
-
-
-def uncalibrated(cells: DataFrame) -> str:
-    """The sentence about communication-bound times; empty if there are none."""
-    count = int((cells["reason"] == NOT_CALIBRATED).sum())
-    return f"{times_are(count)} {NOT_CALIBRATED}, so without a verdict." if count else ""
+    return f" ({SHOWN} of {len(rows)})" if len(rows) > SHOWN else ""
 
 
 def changed(cells: DataFrame) -> dict[str, Typst]:
-    """The times that are slower, and those that are faster, the largest change first: tables by their captions."""
+    """Tables of slower and of faster times, the largest change first, by their captions."""
     tables = {}
     for verdict in (SLOWER, FASTER):
         rows = cells[cells["verdict"] == verdict].sort_values("change", ascending=False, kind="stable")
         if len(rows):
-            caption = f"The {len(rows)} times that are {verdict}{first_of(rows)}."
+            caption = f"{verdict.capitalize()} times, largest change first{first_of(rows)}."
             tables[caption] = grid(rows[:SHOWN], RATIOS).markup()
     return tables
 
@@ -128,9 +120,9 @@ def differing(differs: Mapping[str, Sequence[str]]) -> Typst:
 
 
 def code(same: Mapping[str, bool]) -> Typst:
-    """Which experiments were measured with other code."""
+    """Which experiments were measured with different code."""
     others = [name for name, each in same.items() if not each]
-    return say("The measured code differs in {names:listing}.", names=others) or escape(
+    return say("The measured code differs for {names:listing}.", names=others) or escape(
         "The measured code is the same."
     )
 
@@ -154,14 +146,14 @@ def reasons(given: Iterable[str]) -> Table:
 
 
 def only(comparison: Comparison) -> Typst:
-    """The cells that only one side has, counted and named."""
+    """The cells of only one side, counted and named."""
     sentences = []
     for side in ("A", "B"):
         names = comparison[f"only_{side.lower()}"]
         if names:
             shown = shortened(names, MOST_NAMED, "; ")
-            sentences.append(f"{len(names)} cells are only in {side}: {shown}.")
-    return escape(" ".join(sentences) or "Each cell is in both runs.")
+            sentences.append(f"{side} alone has {len(names)} {plural(len(names), 'cell')}: {shown}.")
+    return escape(" ".join(sentences) or "Both runs have the same cells.")
 
 
 def write(comparison_file: Path, folder: Path) -> None:
