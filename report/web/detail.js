@@ -15,7 +15,7 @@ async function showDetail(experiment, row) {
   const medians = ofCell.map((other) => [columns.metric[other], `${shown(columns.median[other])} ${columns.unit[other]}`.trim()]);
   const address = LINK + new URLSearchParams({ experiment, metric });
   const link = (text, href) => make("a", { href }, text);
-  const links = [link("Link to this row", `${address}&row=${row}`), " · ", link("Explore its metric", address)];
+  const links = [link("Link to this row", `${address}&row=${row}`), " · ", link("Explore this metric", address)];
   const chart = make("div");
   const command = commands[job[row]];
   open(

@@ -168,7 +168,7 @@ async function draw() {
     $("#explorer .chart").append(make("p", { class: "reason" }, "Drawing …"));
     return drawChart(measured);
   }
-  const reason = metric ? "No row has a number to draw." : "Choose a metric to draw.";
+  const reason = metric ? "These rows have no number to draw." : "Choose a metric to draw.";
   $("#explorer .chart").replaceChildren(make("p", { class: "reason" }, reason));
 }
 

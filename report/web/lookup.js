@@ -78,7 +78,7 @@ function candidates(cell, experiments) {
 
 /** Show the rows that a number of the report may come from. */
 async function lookUp(cell) {
-  open($("#detail"), make("p", { class: "reason" }, "Loading the rows …"));
+  open($("#detail"), make("p", { class: "reason" }, "Loading rows …"));
   const experiments = await rowsOfAll();
   const { place, found } = candidates(cell, experiments);
   const best = found.slice(0, MOST_CANDIDATES);
@@ -90,9 +90,9 @@ async function lookUp(cell) {
     return make("li", {}, make("button", { type: "button", click: () => showDetail(experiment, row) }, make("strong", {}, text), make("span", {}, told)));
   });
   const unit = place.units.join(" or ");
-  const heading = make("h3", {}, `Where ${place.number} ${unit} may come from`);
-  const none = make("p", {}, unit ? "No row has this number: it is computed." : "No row has this number without a unit, and the table states none.");
-  const about = make("p", {}, `Rows whose median or mean prints like this${found.length > best.length ? `: the closest ${best.length} of ${found.length}` : ""}, those first that share most with its place in the table.`);
+  const heading = make("h3", {}, `Possible sources of ${place.number}${unit && ` ${unit}`}`);
+  const none = make("p", {}, unit ? "No row has this number: it is computed." : "The table states no unit, and no row without a unit has this number.");
+  const about = make("p", {}, `Rows whose median or mean prints like this, best match first${found.length > best.length ? ` (${best.length} of ${found.length})` : ""}.`);
   open($("#detail"), heading, ...(best.length ? [about, make("ul", { class: "candidates" }, ...lines)] : [none]));
 }
 
