@@ -33,7 +33,7 @@ async function library(name) {
   return import(address);
 }
 
-/** A number with enough digits to read, not all that were recorded. */
+/** A number with enough digits to read. */
 function shown(value) {
   if (typeof value !== "number") return value ?? "";
   if (Number.isInteger(value)) return String(value);

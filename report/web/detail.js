@@ -33,7 +33,7 @@ async function showDetail(experiment, row) {
   if (samples) await drawSamples(chart, samplesOf(samples), unit);
 }
 
-/** A heading, and the non-empty ones of some names with their values. */
+/** A heading, and names with their values, if not empty. */
 function part(title, entries) {
   const filled = entries.filter(([, text]) => text !== "");
   const items = filled.flatMap(([name, text]) => [make("dt", {}, name), make("dd", {}, text)]);

@@ -2,7 +2,7 @@
 // shown, as #explorer?experiment=flash&metric=forward&...; with row=7 it opens that row.
 
 const LINK = "#explorer?";
-const MOST_CHOICES = 60; // values of a column that become colours, or of which one is chosen at first
+const MOST_CHOICES = 60; // a column with more values is not preferred as colour, and not filtered at first
 const STATISTICS = ["median", "mean", "std", "p20", "p80", "n"];
 const LISTED = ["metric", "unit", "n", "mean", "std", "median", "p20", "p80", "status"];
 
@@ -36,7 +36,7 @@ const has = (column, row, wanted) => !wanted || data.columns[column][row] === wa
 const rowsOf = (metric) =>
   [...data.columns.metric.keys()].filter((row) => has("metric", row, metric) && has("machine", row, choice().machine));
 
-/** Show the state in an address; missing parts have their defaults. */
+/** Show the state in an address, with defaults for missing parts. */
 async function show(wanted) {
   started = true;
   const experiments = await rowsOfAll();
@@ -66,14 +66,14 @@ function offer(name, values, chosen) {
   form.elements[name].replaceChildren(...options);
 }
 
-/** The metric that an experiment is for, if it has numbers. */
+/** An experiment's main metric, if it has numbers. */
 function mainMetric(metrics) {
   const hasNumbers = (metric) => rowsOf(metric).some((row) => data.columns.median[row] !== null);
   const measured = metrics.filter((metric) => !["wall", "cell"].includes(metric) && hasNumbers(metric));
   return measured.includes(data.timed) ? data.timed : (measured[0] ?? "");
 }
 
-/** The initial view of rows: over the longest grid of numbers, by name, all else at its most frequent setting. */
+/** The initial view: the longest numeric grid as x, a name as colour, all else at its most frequent setting. */
 function usual(rows) {
   const many = (column) => valuesOf(column, rows).length;
   const ranked = varying(rows).sort((one, other) => many(other) - many(one));
@@ -102,7 +102,7 @@ function span(column, rows) {
   return least > 0 && numbers.length ? Math.max(...numbers) / least : 1;
 }
 
-/** List rows in a table of DataTables, with its filters, its search, its choice of columns and its button to save. */
+/** List rows in a DataTable with filters, a search, a choice of columns and a button to save. */
 async function list(rows, filter, search = "") {
   const DataTable = await tables();
   const text = DataTable.render.text().display;

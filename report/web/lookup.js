@@ -1,6 +1,6 @@
-// From a number in a table to the rows that it may come from: those that print equally in its unit.
+// From a number in a table to the rows that it may come from: those that print the same in its unit.
 
-// Units of one quantity over one of them. Any other unit stands for itself; a share may be recorded without a unit.
+// Units of each quantity, relative to one of them. Any other unit stands for itself; a share may be recorded without a unit.
 const QUANTITIES = [
   { s: 1, ms: 1e-3, us: 1e-6, "µs": 1e-6 },
   { B: 1, MB: 1e6, GB: 1e9, MiB: 2 ** 20, GiB: 2 ** 30 },

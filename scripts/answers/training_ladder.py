@@ -297,7 +297,7 @@ def advice(table: DataFrame, rungs: DataFrame, extremes: list[DataFrame]) -> Ans
             NOTHING if ladder is None else instead_of_the_compiler(ladder),
             "Removing a single rung from the full ladder of {size} costs {left:listing}.",
             "Without {bound:listing}, the step is host-bound.",
-            "When fused passes are removed, blocks are compiled." if RUNGS["fused"].title in left else "",
+            "Without fused passes, blocks are compiled instead." if RUNGS["fused"].title in left else "",
             left=[say("{cost:ms} (_{title}_)", title=title, cost=cost) for title, cost in left.items()],
             bound=italic(bound),
         ),
@@ -369,8 +369,8 @@ def learning(table: DataFrame) -> Answer:
             ),
         ),
         reason=facts.say(
-            "A small model learns a Markov chain, in fp32 from {exact[n]:whole} seeds and on {others:listing} from the "
-            "first seed only. From that seed, fp32 ends at {same}.",
+            "A small model is trained on a Markov chain: in fp32 from {exact[n]:whole} seeds, on {others:listing} from "
+            "the first seed only. From that seed, fp32 ends at {same}.",
             "The spread is {scatter} standard deviations; ± is one.",
             "The first step's gradients differ from fp32's by {errors:span percent}.",
             "FP8 ends at {loss} nat, and its first gradients differ by {fp8[error]:percent}.",

@@ -54,7 +54,7 @@ class Case(NamedTuple):
     wrong: bool = False
     """Whether the check fails because of it."""
     detail: str = ""
-    """The message if it fails, which follows these words."""
+    """The message if it fails, printed after `where`."""
     figure: float | None = None
     """A number; the check's summary gives the extremes."""
 

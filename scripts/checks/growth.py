@@ -46,7 +46,7 @@ IN_ORDER = [
 
 @check("{n} pair{s} of neighbouring lengths", "on a CPU, caches and other programs hide the growth")
 def times_grow_with_length(tables: Mapping[str, DataFrame]) -> Cases:
-    """Times of at least {LONG_MS:g} ms grow with the length like their work, within {SLACK:.0%}."""
+    """Times of at least {LONG_MS:g} ms grow with the length as their work does, within {SLACK:.0%}."""
     for growth in LENGTHS:
         table = tables[growth.experiment]
         if not measured_gpu({"": table}):

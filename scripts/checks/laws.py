@@ -42,13 +42,13 @@ from scripts.views.units import BYTE
 DIGITS = 1e-4
 """Relative rounding of samples that are kept with five digits, and of sums of them."""
 MOMENT = 0.01
-"""Relative difference of one moment's memory in two counts: libraries' workspaces, and the allocator's rounding."""
+"""Relative difference between two counts of memory at one moment: workspaces, and the allocator's rounding."""
 UNATTRIBUTED = 0.01
 """The largest share of the kernels' time whose origin may be unknown."""
 UNCLASSIFIED = 0.02
 """The largest share of the memory at the peak that may be unclassified."""
 CLOCKS = 0.01
-"""Relative difference that clocks may make between times of steps that are equal."""
+"""Relative difference between the times of equal steps that clocks explain."""
 FP8_WORK = EXTRA[0]
 """The FP8 matmuls of a step, timed alone."""
 SAME_WORK = 0.06
@@ -180,13 +180,15 @@ def over_the_link(it: Reading) -> Expected:
 
 
 def a_few_roundings(it: Reading) -> Expected:
-    """A part of the rounding of the rung's matmuls, up to some of it: 0 is an error compared with itself."""
+    """From 1/8 to 8 times the rounding error of the rung's matmuls; 0 would be a comparison with itself."""
     unit = 2.0**-4 if it.row["rung"] == FP8.name else 2.0**-8  # the largest relative error: FP8 has 3 bits, bf16 7
     return None if it.row["rung"] == FIRST.name else (unit / 8, 8 * unit)
 
 
 def bytes_alone(it: Reading) -> Expected:
-    """Time of a part of a step that only moves bytes, ms: the norms at a copy's speed, the update at no more."""
+    """Time of a part of a step that only moves bytes, ms: the norms at a copy's speed, the update at most
+    at the data sheet's bandwidth.
+    """
     step = TOP.setting(it.row)
     if it.row["work"] == "update":
         return 1e3 * SPLIT_UPDATE_BYTES * step.weights / it.sheet.bandwidth, math.inf
@@ -287,8 +289,8 @@ def time_of_its_own(it: Reading) -> Expected:
 
 
 def sampled(it: Reading) -> Expected:
-    """As many samples as fit into a cell's time: one every 0.1 s, or, if a busy host wakes the sampling thread late,
-    every 0.3 s but 3.
+    """One sample per 0.1 s of a cell's time; if a busy host wakes the sampling thread late, at least one per 0.3 s,
+    minus 3.
     """
     return it.of(WALL) / 0.3 - 3, it.of(WALL) / 0.1 + 1
 

@@ -31,15 +31,13 @@ CELL = ["size", "context", "processes", "compiled", "precision"]
 PHASES = ["forward", "backward", "synchronization", "optimizer"]
 """Phases of a step in which the device is idle after each of them."""
 ADD_UP = 0.1
-"""Relative difference between the sum of a contender's phases and its step from which the phases do not count as parts
-of it.
+"""If the phases of a contender add up to its step with a larger relative difference, they do not count as its parts.
 
 On two H200s it is within 0.03 if both are device-bound, and at least 0.19 if the step is captured and its phases are
 launched call by call.
 """
 UNSTEADY = 0.5
-"""Relative difference of the baseline's medians between rounds from which differences from the baseline are not
-reported."""
+"""If the baseline's medians of two rounds differ by more than this share, differences from it are not reported."""
 OTHERS = ["outside_memory", "forward_hidden", "forward_gathers"]
 """Metrics of only some of the experiments, for columns that all have."""
 
@@ -53,8 +51,8 @@ def contenders(kind: Kind, table: DataFrame) -> DataFrame:
     `memory`, MiB: the peak, and what lies outside of the allocator; `synchronization_share`, of the step whose phases
     were timed.
     From the profiled step: `hidden_share` of its communication; `forward_share`, the share of hidden all-gathers in the
-    profiled forward pass; `busy`, the device's share of it in the median of the cell's contenders, since one alone may
-    wait for something else than the host, and `host_bound` by it.
+    profiled forward pass; `busy`, the device's share of it, the median of the cell's contenders, since a single one may
+    wait for something other than the host; `host_bound`, decided from it.
     Against the baseline of the cell, NaN where there is none: the columns of `against_the_baseline`.
     """
     table = compared(kind, table)
@@ -80,7 +78,7 @@ def compared(kind: Kind, table: DataFrame) -> DataFrame:
     """The compared rows, with `contender`, `bucket_mb` and `moment` in every experiment.
 
     The largest model at its longest context, except for fsdp, which shows every size; of a cell measured several times,
-    the time with most contenders.
+    the run with the most contenders.
     """
     table = table.rename(columns={"wrapper": "contender"})
     table = table.assign(**{name: "" for name in ("bucket_mb", "moment") if name not in table})
