@@ -289,7 +289,7 @@ def advice(table: DataFrame, rungs: DataFrame, extremes: list[DataFrame]) -> Ans
         or facts.say("For {size}, start with {order:listing}.", order=italic([row["title"] for row in order[:2]])),
         more=facts.say(
             "They save {saved:listing}.",
-            "Then add each rung that saves at least {worth:percent} of the fastest bf16 step: {order:listing}.",
+            "Then add each change that saves at least {worth:percent} of the fastest bf16 step: {order:listing}.",
             order=[say("_{row[title]}_ ({saved})", row=row, saved=saving(row)) for row in order[start:]],
         ),
         reason=facts.say(
