@@ -57,7 +57,7 @@ def tiles(section: Answers) -> list[Tile]:
     if not section["s"] or not section["s"]["gpu"] or asked is None or not asked.speed.faster:
         return []
     model = f"{sized(asked.first)}{asked.cell.removeprefix(asked.first['label'])}"
-    meaning = escape(f"as fast as PyTorch's {theirs(asked.other)}: our FSDP, {model}")
+    meaning = escape(f"speedup of our FSDP over PyTorch's {theirs(asked.other)}: {model}")
     return [Tile(times(asked.speed.ratio), meaning)]
 
 

@@ -116,8 +116,8 @@ def tiles(section: Answers) -> list[Tile]:
     ladder = section["ends"][-1]
     best, begin = fastest(ladder), ladder.iloc[0]
     meaning = say(
-        "the fastest bf16 step of {model}: {best[utilization]:percent} of the peak, {begin[step] / best[step]:times} "
-        "as fast as the first version that fits ({begin[title]}; {best[batch_size]} × {best[context]} tokens)",
+        "the fastest bf16 step of {model} at {best[batch_size]} × {best[context]} tokens: {best[utilization]:percent} "
+        "of the peak, {begin[step] / best[step]:times} as fast as the first version that fits ({begin[title]})",
         model=sized(best),
         best=best,
         begin=begin,

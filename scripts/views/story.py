@@ -37,18 +37,18 @@ def machine(tables: Tables) -> Typst:
     if not len(rows):
         return NOTHING
     row, gpu = rows.sort_values("utc").iloc[-1], gpu_of(rows["gpu"].iloc[0])
-    counts = [str(count) for count in sorted({int(count) for count in rows["gpu_count"] if count})]
+    counts = {int(count) for count in rows["gpu_count"] if count}
     return say(
-        f"{{counts:listing}} × {{gpu}} with {{memory:GiB}}{'' if counts == ['1'] else ' each'}, {{cpu}}."
+        "Up to " * (len(counts) > 1) + "{count} × {gpu} with {memory:GiB}" + " each" * (counts != {1}) + ", {cpu}."
         if row["gpu"]
         else "{cpu}" + (", {row[cores]} cores" if int(row["cores"]) else "") + ", no GPU.",
-        "By the data sheet a GPU computes {sheet.bf16 / tera:TFLOP/s} in bf16 and {sheet.fp32 / tera:TFLOP/s} in fp32, "
-        "and moves {sheet.bandwidth / tera:TB/s} to and from its memory.",
-        "" if counts == ["1"] else "Its link carries {sheet.link / giga:GB/s} each way.",
+        "Data-sheet peaks per GPU: {sheet.bf16 / tera:TFLOP/s} in bf16, {sheet.fp32 / tera:TFLOP/s} in fp32, and a "
+        "memory bandwidth of {sheet.bandwidth / tera:TB/s}.",
+        "" if counts == {1} else "Each GPU's link carries {sheet.link / giga:GB/s} per direction.",
         "Driver {row[driver]}, CUDA {row[cuda]}, PyTorch {row[torch]}, Triton {row[triton]}."
         if row["gpu"]
         else "PyTorch {row[torch]}.",
-        counts=counts,
+        count=max(counts, default=None),
         gpu=row["gpu"],
         cpu=row["cpu"],
         memory=row["gpu_memory"] / GIB if row["gpu_memory"] else None,
@@ -67,18 +67,21 @@ def limits(end_to_end: DataFrame, profile: Answers) -> Typst:
         return NOTHING
     steps["utilization"] = [utilization(step, "train_step", step["step"]) for _, step in steps.iterrows()]
     sizes, context = list(dict.fromkeys(steps["label"])), int(steps["context"].iloc[0])
-    who = say("eager training steps ({sizes:listing}, context {context}) keep the device", sizes=sizes, context=context)
+    who = say(
+        "eager training steps of {sizes:listing} (context {context}) keep the device", sizes=sizes, context=context
+    )
     sentences = []
     for precision, rows in steps.groupby("precision", sort=False):
         late = list(rows.loc[rows["host_bound"].astype(bool), "label"])
-        where = say(" for {late:listing},", late=late) if len(late) < len(rows) else NOTHING
+        rest = "otherwise it waits" if len(late) == len(rows) else "with {late:listing}, it waits"
         sentences += [
             say(
                 "In {precision}, {who} busy for {busy} of the time"
-                + (f";{where} it waits for the host to launch kernels." if late else "."),
+                + (f"; {rest} for the host to launch kernels." if late else "."),
                 "They reach {reached:span percent} of the peak rate (MFU).",
                 precision=precision,
                 who=who,
+                late=late,
                 busy=Typst(
                     " to ".join(dict.fromkeys(with_unit(100 * end, "%") for end in least_and_most(rows["busy"])))
                 ),
