@@ -77,15 +77,15 @@ def times(table: DataFrame, eager: DataFrame) -> Answer:
             "context {context}."
         ),
         more=say(
-            "The backward pass takes {ratio:span times} the forward pass, AdamW {share:span percent} of the step "
-            "({cells}).",
+            "The backward pass takes {ratio:span times} as long as the forward pass; AdamW takes {share:span percent} "
+            "of the step ({cells}).",
             ratio=least_and_most(on_device["backward"] / on_device["forward"]),
             share=least_and_most(on_device["optimizer"] / on_device["step"]),
             cells=count(len(on_device), "device-bound cell" if on_device["busy"].notna().any() else "cell"),
         ),
         results=Captioned(
             times_table(plain, eager, context),
-            f"Mean ± std of the timed steps, context {context} unless given.",
+            f"Mean ± std of the timed steps, at context {context} unless noted.",
             legend={
                 "busy / %": "Busy: the share of the step in which the device works",
                 "*": "*: host-bound",
@@ -94,9 +94,8 @@ def times(table: DataFrame, eager: DataFrame) -> Answer:
             },
         ),
         reason=facts.say(
-            "Of the eager training steps with plain attention at all contexts, {bound:listing} are host-bound: the "
-            "device is busy for less than {share:percent} of the step and waits for launches, so the host lengthens "
-            "these times.",
+            "Of the eager training steps with plain attention (all contexts), {bound:listing} are host-bound: the "
+            "device waits for launches and is busy for less than {share:percent} of the step.",
             share=HOST_BOUND,
         ),
     )
@@ -118,8 +117,8 @@ def host_overhead(known: DataFrame) -> Answer:
             cells=median_of(len(slow), "cell"),
         ),
         more=say(
-            "{row[label]}'s step in bf16 at context {row[context]} has {row[launches]:whole} launches.",
-            "torch.compile leaves {share:span percent} of a step's launches ({cells}); a CUDA graph needs only one.",
+            "A bf16 step of {row[label]} at context {row[context]} has {row[launches]:whole} launches.",
+            "With torch.compile, {share:span percent} of the launches remain ({cells}); a CUDA graph needs only one.",
             row=largest,
             share=least_and_most(both["launches_compiled"] / both["launches"]),
             cells=count(len(both), "cell"),
@@ -138,15 +137,15 @@ def variability(known: DataFrame) -> Answer:
     return Answer(
         asked="(b) Variability",
         verdict=say(
-            ("In device-bound cells steps " if on_gpu else "Steps ")
+            ("Device-bound steps " if on_gpu else "Steps ")
             + ("vary a lot" if typical > WIDE else "mostly vary little" if wide else "vary little")
-            + ": a std of {typical:percent} of the mean ({cells}).",
+            + ": the std is {typical:percent} of the mean ({cells}).",
             typical=typical,
             cells=median_of(int((~bound).sum()), "cell"),
         ),
         more=say(
-            "After warm-up, it exceeds {limit:percent} in {wide} of them.",
-            "In host-bound cells it is {typical:percent} ({cells}).",
+            "It exceeds {limit:percent} in {wide} of these cells.",
+            "In host-bound cells, it is {typical:percent} ({cells}).",
             limit=WIDE,
             wide="all" if wide == int((~bound).sum()) else wide or "none",
             typical=variation[bound].median(),
@@ -155,11 +154,10 @@ def variability(known: DataFrame) -> Answer:
         reason=say(
             choose(
                 on_gpu,
-                "Other work on the host can delay launches; this lengthens the step only if the device waits for "
-                "launches. So host-bound steps are not compared.",
+                "Other work on the host can delay launches and lengthen host-bound steps, so these are not compared.",
                 "Other programs on the processor can lengthen steps.",
             ),
-            "Ratios of times are ratios of medians unless a mean is named.",
+            "Ratios of times are ratios of medians unless stated otherwise.",
             RULE,
         ),
     )
@@ -179,17 +177,17 @@ def warmup(table: DataFrame) -> Answer:
     return Answer(
         asked="(c) Warm-up",
         verdict=say(
-            "Without warm-up, the first step takes {extra:span ms} more than the median ({row[precision]}, context "
+            "Without warm-up, the first step takes {extra:span ms} longer than the median ({row[precision]}, context "
             "{row[context]})."
             if len(slower)
-            else "Without warm-up, the first step takes {first:span ms}, a later one up to {most:ms}: no clear effect.",
+            else "Without warm-up, the first step takes {first:span ms}, later ones up to {most:ms}: no clear effect.",
             row=at_once.iloc[0],
             extra=least_and_most(at_once["first_step"] - at_once["step"]),
             first=least_and_most(at_once["first_step"]),
             most=slowest_later(at_once).max(),
         ),
         more=facts.say(
-            "After one warm-up step, the first timed step takes {row[first_step]:ms}, a later one up to {most:ms}.",
+            "After one warm-up step, the first timed step takes {row[first_step]:ms}, later ones up to {most:ms}.",
             row=later.iloc[0],
             most=slowest_later(later).max(),
         )
@@ -197,9 +195,9 @@ def warmup(table: DataFrame) -> Answer:
         else facts.say(
             choose(
                 not len(late),
-                "One warm-up step is enough: after it, no first timed step exceeds the slowest later one by more than "
+                "One warm-up step is enough: after it, no first timed step exceeds the slowest later step by more than "
                 "{limit:percent} ({runs}).",
-                "After warm-up, the first timed step still exceeds the slowest later one by more than {limit:percent} "
+                "After warm-up, the first timed step still exceeds the slowest later step by more than {limit:percent} "
                 "in {late} of {runs} ({where:listing}).",
             ),
             limit=NOTICEABLE,
@@ -208,14 +206,14 @@ def warmup(table: DataFrame) -> Answer:
         results=Captioned(
             warmup_table(cold),
             say(
-                "Forward + backward by number w of warm-up steps, each a new process; context {row[context]}, "
+                "Forward + backward after w warm-up steps, each in a new process; context {row[context]}, "
                 "{row[precision]}.",
                 row=first(cold),
             ),
         ),
         reason=facts.say(
-            "Without warm-up, the allocator asks the driver for memory {asked} times during the timed steps; after a "
-            "warm-up step, " + choose(not later["device_allocations"].max(), "never.", "up to {later:whole} times."),
+            "Without warm-up, the allocator requests memory from the driver {asked} times during the timed steps; "
+            "after warm-up, " + choose(not later["device_allocations"].max(), "never.", "up to {later:whole} times."),
             choose(
                 bool(asked) if len(slower) else None,
                 "Other likely causes, not timed separately: CUDA loads each kernel's module at its first launch, and "

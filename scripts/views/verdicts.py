@@ -15,10 +15,10 @@ HOST_BOUND, TOO_FEW = "host-bound", "too few steps"
 LEAST = 1.005
 """The smallest ratio that two decimals show; smaller gains are in percent."""
 RULE = say(
-    "Two programs are compared by all pairs of their steps; if they took turns, by the pairs within a round. A program "
-    "is called faster if it wins more than {won:percent} of the pairs and a one-sided Mann–Whitney test is "
-    "significant at the {chance:percent} level; otherwise the two are on par. Steps that are too few to decide are not "
-    "compared.",
+    "Two programs are compared over all pairs of their steps or, if they took turns, over the pairs within a round. A "
+    "program is called faster if it wins more than {won:percent} of the pairs and a one-sided Mann–Whitney test is "
+    "significant at the {chance:percent} level; otherwise the two are on par. Programs with too few steps for a "
+    "decision are not compared.",
     won=WON,
     chance=CHANCE,
 )
