@@ -77,15 +77,15 @@ def forward_time(passes: DataFrame, close: DataFrame, unit: str) -> Answer:
         ),
         more=facts.say(
             "The host's timer in another process differs by {gap:span percent} ({cells}).",
-            "{bound} of {all} cells {are} host-bound.",
+            "Of {all} cells, {bound} {are} host-bound.",
             are="is" if bound.sum() == 1 else "are",
             cells=count(len(gap), "device-bound cell" if on_gpu else "cell"),
         ),
         results=Captioned(
             grid(passes, {title.replace("kernel", unit): column for title, column in FORWARD.items()}, text_columns=2),
-            f"Forward pass of inference at context {row['context']}: by the trace, by a clock around the stage "
-            f"without the profiler (means), "
-            "and by the host's timer in another process (end_to_end, median).",
+            f"Forward pass of inference at context {row['context']}, timed in three ways. {unit.title()}s: from the "
+            "trace; stage: by a clock around it, without the profiler (both means); host timer: in another process "
+            "(end_to_end, median).",
             legend={
                 "busy / %": "Busy: kernels over stage",
                 "*": "*: host-bound in either process",
@@ -93,11 +93,8 @@ def forward_time(passes: DataFrame, close: DataFrame, unit: str) -> Answer:
             },
         ),
         reason=say(
-            ""
-            if on_gpu
-            else "Operators were timed under the profiler, the stage without it, and the host's timer ran in another "
-            "process; other programs may have slowed any of them.",
-            "In host-bound cells compare the kernels' time: processes differ in how fast they launch kernels."
+            "" if on_gpu else "Other programs may have slowed any of the three.",
+            "In host-bound cells, compare the kernels' times: processes differ in how fast they launch kernels."
             if bound.any()
             else "",
         ),
@@ -118,7 +115,7 @@ def training(close: DataFrame, plain: DataFrame, unit: str) -> Answer:
     return Answer(
         asked=ASKED["training"],
         verdict=facts.say(
-            "Matmuls' share {moves} {shares:listing} ({close[label]}, context {close[context]}).",
+            "The matmul share {moves} {shares:listing} ({close[label]}, context {close[context]}).",
             moves="falls" if all(new["matmul"] < old["matmul"] for old, new in whole.values()) else "goes",
             shares=[
                 say("from {old[matmul]:percent} to {new[matmul]:percent} in {name}", old=old, new=new, name=name)
@@ -127,20 +124,20 @@ def training(close: DataFrame, plain: DataFrame, unit: str) -> Answer:
         ),
         more=facts.say(
             "It rises in {rises} of {cells}." if len(pairs) > 1 else "",
-            "Of the training step's {unit} time, AdamW takes {gained:listing}.",
+            "AdamW takes {gained:listing} of the training step's {unit} time.",
             rises=int((new > old).sum()) or "none",
             cells=count(len(pairs), "cell"),
-            gained=[say("{new[optimizer]:percent} in {name}", new=new, name=name) for name, (_, new) in whole.items()],
+            gained=[say("{new[optimizer]:percent} ({name})", new=new, name=name) for name, (_, new) in whole.items()],
         ),
         reason=say(
-            "AdamW has no matmuls and works in fp32 in both precisions, so its share is larger if the rest is faster "
+            "AdamW has no matmuls and always works in fp32, so its share grows as the rest becomes faster "
             "(@fig-kernel_shares).",
             *(other_shares(name, *both) for name, both in whole.items()),
         ),
         results="kernel_shares",
         details=Captioned(
             cells_table(lines),
-            f"Time of all {unit}s in a step, and the matmuls' share, in every eager cell with plain attention.",
+            f"Total {unit} time of a step and the matmul share, in every eager cell with plain attention.",
         ),
     )
 
@@ -150,10 +147,10 @@ def other_shares(name: str, inference: dict[str, float], step: dict[str, float])
     old, new = Series(inference), Series(step).drop("optimizer", errors="ignore")
     changes = new.sub(old, fill_value=0).drop("matmul").abs().nlargest(3)
     return say(
-        "In {name} these other shares change most: {shares:listing}.",
+        "In {name}, the other shares that change most are {shares:listing}.",
         name=name,
         shares=[
-            say("{kind} from {old:percent} to {new:percent}", kind=kind, old=old.get(kind, 0), new=new.get(kind, 0))
+            say("{kind} ({old:percent} to {new:percent})", kind=kind, old=old.get(kind, 0), new=new.get(kind, 0))
             for kind in changes.index
         ],
     )

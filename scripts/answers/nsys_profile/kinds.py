@@ -28,8 +28,8 @@ ASKED = {
     "forward": "(a) Forward time",
     "longest": "(b) Top kernel by time",
     "others": "(c) Other kernels",
-    "training": "(d) Training against inference",
-    "softmax": "(e) Softmax against matmuls",
+    "training": "(d) Training vs. inference",
+    "softmax": "(e) Softmax vs. matmuls",
 }
 LONG_NAMES = {
     r"sm\d+_xmma_gemm_\w*_([nt]{2})_n_tilesize(\d+x\d+).*": r"xmma_gemm \1 \2",
@@ -79,9 +79,9 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
         asked=ASKED["longest"].replace("kernel", unit),
         verdict=say(
             f"At context {here['context'].iloc[0]} the top forward {unit} is a matmul "
-            + ("in {names:listing} ({label})." if single and hits["sum"].all() else "at {hits:listing}."),
+            + ("in {names:listing} ({label})." if single and hits["sum"].all() else "for {hits:listing} sizes."),
             hits=[
-                say("{hits} of {all} in {name}", hits=int(row["sum"]), all=count(int(row["size"]), "size"), name=name)
+                say("{hits} of {all} ({name})", hits=int(row["sum"]), all=int(row["size"]), name=name)
                 for name, row in hits.iterrows()
             ],
             names=list(hits.index),
@@ -90,16 +90,17 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
         more=say(
             "For {row[label]} ({row[precision]}) it is {row[shown forward]}: {row[calls forward]:whole} calls, "
             f"{{row[share forward]:percent}} of {unit} time.",
-            f"Both passes: the same top {unit} in " + ("every cell." if same == len(trained) else "{same} of {cells}."),
+            f"With backward, the top {unit} is unchanged in "
+            + ("every cell." if same == len(trained) else "{same} of {cells}."),
             row=last(select(lines, size=close["size"].iloc[0])),
             same=same,
             cells=count(len(trained), "cell") if len(trained) else None,
         ),
         details=Captioned(
             grid(lines, {"": {"size": "{label}", "precision": "{precision}"}} | columns, text_columns=3),
-            f"The {unit} with the most time in a step: its calls and its share of all {unit}s' time; context "
+            f"The {unit} with the longest total time in a step, its calls, and its share of {unit} time; context "
             f"{here['context'].iloc[0]}."
-            + (" For matmuls: kind, operand layout and tile." if unit == "kernel" else ""),
+            + (" Names of matmuls give the kind, operand layout and tile." if unit == "kernel" else ""),
         ),
     )
 
@@ -115,21 +116,21 @@ def others(close: DataFrame, unit: str) -> Answer:
     listed = Captioned(
         others_table(forward, unit),
         f"The {unit}s other than matmuls that take the most time in the forward pass of inference, context "
-        f"{close['context'].iloc[0]}. A module's {unit}s below 0.1 % of the time may be left out.",
+        f"{close['context'].iloc[0]}. A module's {unit}s below 0.1 % of the time may be omitted.",
     )
     roof = block_kernels(close)
     return Answer(
         asked=asked,
         verdict=say(
-            "Of inference's {unit} time, non-matmuls take {lost:listing} ({close[label]}, context {close[context]}).",
+            "In inference, non-matmuls take {lost:listing} of {unit} time ({close[label]}, context {close[context]}).",
             unit=unit,
-            lost=[say("{rest:percent} in {name}", rest=1 - part["matmul"], name=name) for name, part in parts.items()],
+            lost=[say("{rest:percent} ({name})", rest=1 - part["matmul"], name=name) for name, part in parts.items()],
             close=close.iloc[0],
         ),
         more=say(
-            "In {name}: {largest:listing}.",
+            "In {name}, these are mainly {largest:listing}.",
             name=name,
-            largest=[say("{of} {share:percent}", of=of, share=share) for of, share in largest.items()],
+            largest=[say("{of} ({share:percent})", of=of, share=share) for of, share in largest.items()],
         ),
         results="roofline" if len(roof) else listed,
         reason=limits(roof, close["label"].iloc[0])
@@ -159,7 +160,7 @@ def others_table(forward: DataFrame, unit: str) -> Table:
     lines = lines.sort_values(["precision", "ms"], ascending=False).groupby("precision", sort=False).head(OTHERS_SHOWN)
     lines["percent"] = 100 * lines["ms"] / lines["precision"].map(forward.groupby("precision")["ms"].sum())
     lines["shown"] = lines["kernel"].map(readable)
-    columns = {"precision": "{precision}", unit: "{shown}", "category": "{category}", "most of it in": "{range}"}
+    columns = {"precision": "{precision}", unit: "{shown}", "category": "{category}", "mostly in": "{range}"}
     columns |= {"calls": "{calls:.0f}", "ms": "{ms:sig}", "share / %": "{percent:.1f}"}
     return grid(lines, columns, text_columns=4)
 
@@ -200,8 +201,8 @@ def softmax(here: DataFrame, close: DataFrame) -> Answer:
             row=last(quoted),
         ),
         more=say(
-            "In fp32 it takes {row[time]:times} their time.",
-            "In bf16 it takes longer than both matmuls together at {longer} of {sizes}, at this context.",
+            "In fp32, it takes {row[time]:percent} of their time.",
+            "In bf16, it takes longer than both matmuls together for {longer} of {sizes}.",
             longer=int(longer.sum()) or None,
             sizes=count(len(longer), "size") if len(longer) else None,
             row=one(quoted, precision="fp32") if len(quoted) > 1 else None,
@@ -209,8 +210,8 @@ def softmax(here: DataFrame, close: DataFrame) -> Answer:
         results=Captioned(
             grid(times.assign(ratio=times["time"] / times["flops"]), SOFTMAX, text_columns=2),
             f"Attention in the forward pass of inference, context {here['context'].iloc[0]}: the softmax alone, "
-            "everything in its range, and the two matmuls. FLOPs: 5 per score for the softmax, 4 d for the matmuls, "
-            "with heads of width d.",
+            "with mask and casts, and the two matmuls. FLOPs per score: 5 for the softmax, 4 d for the matmuls (head "
+            "dimension d).",
         ),
         reason=softmax_reason(block_kernels(close), close["label"].iloc[0]),
         missing="Not measured: attention's ranges were not profiled.",
@@ -224,7 +225,7 @@ def softmax_reason(roof: DataFrame, label: str) -> Typst:
     if low is None or full is None or alone is None:
         return say("The softmax reads and writes every score for only five operations.")
     return say(
-        "The softmax reads and writes every score for only five operations. For {label} it does so at "
+        "The softmax reads and writes every score for only five operations. For {label} it reaches "
         "{alone[of_bandwidth]:percent} of the memory bandwidth: it is memory-bound. Autocast runs it in fp32, so bf16 "
         "saves no time.",
         "The matmuls reach {full[of_peak]:percent} of the peak rate in fp32. In bf16 they are "
