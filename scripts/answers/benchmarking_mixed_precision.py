@@ -45,7 +45,7 @@ def answers(tables: Tables) -> Answers:
         "norm": norm(dtypes),
         "speed": speed_answer(here, tables["kernel_profile"], on_gpu=on_gpu),
         "ends": [here.iloc[place] for place in (0, -1)] if len(here) else [],
-        "of": "device time of forward and backward" if on_gpu else "the time of forward and backward",
+        "clock": ", device time" if on_gpu else "",
     }
 
 
@@ -55,9 +55,10 @@ def tiles(section: Answers) -> list[Tile]:
         return []
     small, large = section["ends"]
     fast, slow, ratio = faster_one(large["gain"])
-    what = f"as fast in {fast} as in {slow}, by {section['of']}: {large['label']} at context {large['context']}"
-    other = "" if small["label"] == large["label"] else f" ({times(small['gain'])} for {small['label']})"
-    return [Tile(times(ratio), what + other)]
+    passes = f"forward and backward of {large['label']}, context {large['context']}{section['clock']}"
+    other = small["gain"] if fast == "bf16" else 1 / small["gain"]
+    also = "" if small["label"] == large["label"] else f" ({small['label']}: {times(other)})"
+    return [Tile(times(ratio), f"speedup of {fast} over {slow}: {passes}{also}")]
 
 
 def faster_one(gain: float) -> tuple[str, str, float]:
@@ -127,8 +128,8 @@ def speed_answer(here: DataFrame, profile: DataFrame, *, on_gpu: bool) -> Answer
     return Answer(
         asked="(c) Speed",
         verdict=facts.say(
-            "By {time}, bf16 is {small[gain]:times} ({small[label]}) to {large[gain]:times} ({large[label]}) as fast "
-            "as fp32 (both passes, context {small[context]}).",
+            "bf16 is {small[gain]:times} ({small[label]}) to {large[gain]:times} ({large[label]}) as fast as fp32 "
+            "({time} of both passes, context {small[context]}).",
         )
         if len(here) > 1 and gains.min() >= 1
         else facts.say(
@@ -137,11 +138,11 @@ def speed_answer(here: DataFrame, profile: DataFrame, *, on_gpu: bool) -> Answer
         )
         if len(here) == 1
         else facts.say(
-            "In fp32, forward and backward take {gains:listing} the {time} of bf16.",
+            "Forward and backward take {gains:listing} as long in fp32 as in bf16 ({time}, context {small[context]}).",
             gains=[say("{row[gain]:times} ({row[label]})", row=row) for _, row in here.iterrows()],
         ),
         more=say(
-            "At {bound} of {sizes} the step is host-bound in at least one precision, so device times are compared.",
+            "For {bound} of {sizes}, the step is host-bound in at least one precision, so device times are compared.",
             choose(
                 gains.is_monotonic_increasing if len(here) > 1 else None,
                 "The gain grows with the model.",
@@ -154,8 +155,8 @@ def speed_answer(here: DataFrame, profile: DataFrame, *, on_gpu: bool) -> Answer
             grid(here, SPEED),
             f"Sums of the phases' medians in ms, eager, context {small['context']}.",
             legend={
-                "both, on the device": "gain: of both passes on the device",
-                "*": "*: host-bound in at least one precision, so only the device's times can be compared",
+                "both, on the device": "gain: ratio of the device times",
+                "*": "*: host-bound in at least one precision, so compare only device times",
             },
         ),
         reason=why(here, profile),
@@ -173,12 +174,10 @@ def why(here: DataFrame, profile: DataFrame) -> Typst:
         return NOTHING
     matmuls, rest = (row[f"{each} fp32"] / row[f"{each} bf16"] for each in ("matmuls", "the rest"))
     return say(
-        "Under the profiler, for {row[label]} at context {context}, matmuls take {row[matmuls fp32]:ms} in fp32 and "
-        "{row[matmuls bf16]:ms} in bf16; everything else, including autocast's casts, takes {row[the rest fp32]:ms} "
+        "In the profiled step of {row[label]} at context {context}, matmuls take {row[matmuls fp32]:ms} in fp32 and "
+        "{row[matmuls bf16]:ms} in bf16. Everything else, including autocast's casts, takes {row[the rest fp32]:ms} "
         "and {row[the rest bf16]:ms}.",
-        "So the larger the share of matmuls, the more a model gains."
-        if len(here) > 1 and matmuls > max(rest, 1)
-        else "",
+        "So the larger the share of matmuls, the more bf16 gains." if len(here) > 1 and matmuls > max(rest, 1) else "",
         row=row,
         context=int(here["context"].iloc[0]),
     )

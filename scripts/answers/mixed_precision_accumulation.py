@@ -2,7 +2,7 @@
 
 from pandas import MultiIndex
 
-from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables, choose
+from scripts.rendering.answer import Answer, Answers, Captioned, Facts, Tables
 from scripts.rendering.grid import Columns, grid
 from scripts.views.data import ratio
 
@@ -37,27 +37,25 @@ def answers(tables: Tables) -> Answers:
         "sum": Answer(
             asked="Sums",
             verdict=facts.say(
-                "A thousand times 0.01 in fp16 is off by {low[relative_error]:percent} if summed in fp16, and by "
-                "{mixed[relative_error]:percent} in fp32."
+                "The sum of 1000 × 0.01 in fp16 is off by {low[relative_error]:percent} with an fp16 accumulator, by "
+                "{mixed[relative_error]:percent} with fp32."
             ),
             more=facts.say(
-                "Entirely in fp32 the sum is off by {full[relative_error]:percent}.",
-                "Entirely in bf16 the sum ends at {bf16[sum]:sig}.",
+                "Entirely in fp32, it is off by {full[relative_error]:percent}.",
+                "Entirely in bf16, it ends at {bf16[sum]:sig}.",
             ),
             results=Captioned(
                 grid(shown, SUMS), "Sum of 1000 additions of 0.01 in each precision; the exact value is 10."
             ),
             reason=facts.say(
-                "fp16 has 10 bits of fraction: between 8 and 16 its numbers are 1/128 = 0.0078125 apart, so each "
-                "addition of 0.01 is rounded to such a step.",
-                "With an fp32 accumulator only the error of rounding 0.01 to fp16 remains, which is added every time"
-                + choose(
-                    ratio(mixed["sum"], cast["sum"]) == 1,
-                    "; casting the addend first changes no bit, since type promotion performs the same cast.",
-                    ", the cast included.",
-                ),
-                "bf16 has 7 bits: at {bf16[sum]:sig} half the distance to the next number exceeds 0.01, so every "
-                "further addition is rounded away."
+                "fp16 has 10 fraction bits: between 8 and 16 its numbers are 1/128 = 0.0078125 apart, so each addition "
+                "of 0.01 is rounded to a multiple of that.",
+                "With an fp32 accumulator, each addition contributes only the error of rounding 0.01 to fp16.",
+                "Casting the addend first changes no bit: type promotion performs the same cast."
+                if ratio(mixed["sum"], cast["sum"]) == 1
+                else "",
+                "bf16 has 7 fraction bits: at {bf16[sum]:sig}, half the distance to the next number exceeds 0.01, so "
+                "every further addition is rounded away."
                 if bf16["last_step"] == 0
                 else "",
                 "This is why tensor cores accumulate in fp32 and optimizers keep fp32 weights @micikevicius2018.",
