@@ -66,16 +66,15 @@ def strategy(by_segment: DataFrame) -> Answer:
     layers = next((block.shape.num_layers for block in blocks.values()), HANDOUT_LAYERS)
     return Answer(
         asked="(a) Strategy with the least memory",
-        verdict="Keep only the first block's input: O(1) memory in depth, but N(N + 1)/2 forward passes of blocks.",
+        verdict="Keep only the first block's input: O(1) memory in depth, but N(N + 1)/2 block forward passes.",
         more="Nested halves need O(log N) memory and O(N log N) passes; one level of checkpoints needs "
         "O(√N) memory and 2 N passes.",
         results=Captioned(
             strategies_table(layers, blocks),
             say(
-                "Strategies by closed form. Only input, all saved: the number of blocks with only the input, or with "
-                "all saved tensors, in memory at the peak; passes: forward passes of blocks in a step.",
-                "Memory: of the activations, with each attention ({row[label]}, context {row[context]}, "
-                "{row[precision]}).",
+                "Strategies by closed form. Only input, all saved: blocks with only their input, or with all saved "
+                "tensors, in memory at the peak. Passes: block forward passes in a step.",
+                "Memory: activations with each attention ({row[label]}, context {row[context]}, {row[precision]}).",
                 row=first(by_segment),
             ),
         ),
@@ -90,7 +89,7 @@ def measured(by_segment: DataFrame, steps: DataFrame) -> Answer:
     return Answer(
         asked="(b) Best segment",
         verdict=say(
-            "Segments of {best:listing} peak lowest ({row[label]}, context {row[context]}, {row[precision]}).",
+            "Segments of {best:listing} need least memory ({row[label]}, context {row[context]}, {row[precision]}).",
             best=by_length(cases, "row"),
             row=first(by_segment),
         )
@@ -101,7 +100,7 @@ def measured(by_segment: DataFrame, steps: DataFrame) -> Answer:
                 say("The next {which} segments have {all:listing}.", which=which, all=by_length(cases, which))
                 for which in ("shorter", "longer")
             ),
-            "Blocks are not split, so no segment is shorter than one."
+            "Blocks are not split, so no segment is shorter."
             if cases and all(case["row"]["segment"] == 1 for case in cases)
             else "",
         ),
@@ -110,9 +109,8 @@ def measured(by_segment: DataFrame, steps: DataFrame) -> Answer:
             *(closed_form(by_segment, case["row"]) for case in cases[:1]),
             *(
                 say(
-                    "With {row[attention]} attention, the step with the lowest peak takes "
-                    "{row[step] / without[step]:times} the time of the one without checkpointing, which peaks "
-                    "{without[peak] / row[peak]:times} as high.",
+                    "With {row[attention]} attention, the lowest peak costs {row[step] / without[step]:times} the step "
+                    "time; without checkpointing, the peak is {without[peak] / row[peak]:times} as high.",
                     **case,
                 )
                 for case in cases
@@ -132,13 +130,13 @@ def in_time(steps: DataFrame) -> Typst:
 
 
 def by_length(cases: list[dict[str, Any]], which: str) -> list[Typst]:
-    """The segments of each length with their peaks: "1 block (plain 59.4 GiB and flash 52.6 GiB)"."""
+    """The segments of each length with their peaks: "1 block (59.4 GiB plain, 52.6 GiB flash)"."""
     peaks: dict[int, list[Typst]] = {}
     for row in (case[which] for case in cases if case[which] is not None):
-        peaks.setdefault(int(row["segment"]), []).append(say("{row[attention]} {row[peak]:GiB}", row=row))
+        peaks.setdefault(int(row["segment"]), []).append(say("{row[peak]:GiB} {row[attention]}", row=row))
     short = which == "row" and len(peaks) > 1  # a verdict has no room for more
     return [
-        say("{blocks} ({peaks:listing})", blocks=str(length) if short else count(length, "block"), peaks=each)
+        say("{blocks} ({peaks})", blocks=str(length) if short else count(length, "block"), peaks=Typst(", ".join(each)))
         for length, each in peaks.items()
     ]
 
@@ -149,8 +147,8 @@ def closed_form(by_segment: DataFrame, row: Series) -> Typst:
     use, best = peak(step), best_segment(step)
     return say(
         "Weights, gradients and AdamW's moments take {state:GiB} of the lowest peak with {row[attention]} attention. "
-        "With it, a block saves {times:sig} times its input"
-        + (", so longer segments need more memory, although fewer inputs are kept" if best == 1 else "")
+        "With it, a block saves {times:sig} times the size of its input"
+        + (", so longer segments need more memory although they keep fewer inputs" if best == 1 else "")
         + "; the closed form's best length is {best}.",
         "Measured peaks (@fig-checkpoint_memory) differ from the closed form by at most {error:percent}.",
         times=block.saved_bytes / block.residual,

@@ -89,7 +89,7 @@ def peaks(table: DataFrame, plain: DataFrame) -> Answer:
     return Answer(
         asked=ASKED["peaks"],
         verdict=say(
-            "{label}'s training step in fp32 peaks at {sizes:listing} at context {lengths:listing}.",
+            "Training {label} in fp32 peaks at {sizes:listing} at context {lengths:listing}.",
             label=plain["label"].iloc[0],
             sizes=[with_unit(size, "GiB") for size in fits.values()],
             lengths=list(map(str, fits)),
@@ -111,10 +111,10 @@ def peaks(table: DataFrame, plain: DataFrame) -> Answer:
             f"Peak memory of a single step of {plain['label'].iloc[0]} with plain attention; OOM: out of memory.",
         ),
         reason=say(
-            "In fp32 at context {late:listing} the peak is reached late in backward, when nearly all gradients exist "
-            "and hardly any activations" + (", so it hardly depends on the context." if len(late) > 1 else "."),
-            "In fp32 at context {early:listing} it is reached at the beginning of backward, when nearly all "
-            "activations exist.",
+            "In fp32 at context {late:listing}, memory peaks late in backward, when nearly all gradients and hardly "
+            "any activations exist" + (", so the peak hardly depends on the context." if len(late) > 1 else "."),
+            "In fp32 at context {early:listing}, it peaks at the beginning of backward, when nearly all activations "
+            "exist.",
             late=list(map(str, late)),
             early=[str(length) for length in fits if length not in late],
         ),
@@ -143,19 +143,19 @@ def autocast(plain: DataFrame, context: int) -> Answer:
     return Answer(
         asked=ASKED["autocast"],
         verdict=facts.say(
-            "Autocast {changes} the peak of a training step of {label} by {size:GiB} at context {context}.",
+            "Autocast {changes} the peak of {label}'s training step by {size:GiB} at context {context}.",
             label=plain["label"].iloc[0],
             changes="raises" if rises["train_step", context] else "lowers",
             size=abs(peak["bf16"] - peak["fp32"])["train_step", context] / GIB,
         ),
         more=facts.say(
-            "It holds bf16 copies of the weights ({copies:GiB}); saved activations take {share:percent} of the memory "
-            "that they take in fp32.",
+            "It keeps bf16 copies of the weights ({copies:GiB}); saved activations are {share:percent} of their fp32 "
+            "size.",
             "The peak rises in {rises} of {cells}.",
             share=ratio(low[of.ACTIVATIONS], full[of.ACTIVATIONS]),
         ),
         reason="Weights, gradients and AdamW's moments stay in fp32, as do the residual stream, norms and softmax. The "
-        "copies live until autocast's context ends, also under `no_grad`; in training the graph needs them for the "
+        "copies live until autocast's context ends, even under `no_grad`; in training, the graph needs them for the "
         "gradients of the layers' inputs.",
     )
 

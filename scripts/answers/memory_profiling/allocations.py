@@ -48,13 +48,13 @@ def largest(cell: DataFrame, context: int) -> Answer:
     return Answer(
         asked=ASKED["largest"],
         verdict=facts.say(
-            "The largest take {row[mib]:MiB} each, from {operators:listing} ({row[label]}, fp32, context {context})."
+            "The largest, {row[mib]:MiB} each, come from {operators:listing} ({row[label]}, fp32, context {context})."
         ),
         more=facts.say("They are allocated at {places:listing}.", places=list(dict.fromkeys(alike["place"]))),
         results=Captioned(
             grid(rows.head(SHOWN), GROUPS, text_columns=3),
-            f"The largest allocations in the forward pass with a graph, {cell['label'].iloc[0]}, fp32, context "
-            f"{context}, grouped by operator, line (of the measured commit) and size; number: per block × blocks; "
+            f"The largest allocations of the forward pass with a graph ({cell['label'].iloc[0]}, fp32, context "
+            f"{context}), grouped by operator, line (in the measured commit) and size. Number: per block × blocks; "
             "kept: for the backward pass.",
         ),
     )

@@ -46,20 +46,20 @@ def block(table: DataFrame) -> dict[str, Answer]:
                 legend={NONE: f"{NONE}: not saved"},
             ),
             reason=say(
-                "The softmax's result grows with the square of the context. FlashAttention saves its output and "
-                "one number per row of scores instead.",
+                "The softmax's result grows with the square of the context. FlashAttention instead saves its output "
+                "and one number per row of scores.",
             ),
         ),
         "gradients": Answer(
             asked=asked[1],
             verdict=facts.say(
-                "A block of {full[label]} makes {full[gradients]:MiB} of gradients at context {context}"
-                + choose(bool(exact.all()), ", exactly as expected.", ", partly not as expected.")
+                "A block of {full[label]} produces {full[gradients]:MiB} of gradients at context {context}, "
+                + choose(bool(exact.all()), "exactly as expected.", "but not every cell is as expected.")
             ),
-            more=facts.say("{full[weights]:MiB} for the weights, {full[input]:MiB} for the block's input."),
+            more=facts.say("The weights' gradients take {full[weights]:MiB}, the input's {full[input]:MiB}."),
             reason=facts.say(
-                "Expected, in both precisions: 4 bytes per weight, and batch × context × d_model × 4 bytes for the "
-                "input. {held} of {cells} agree.",
+                "In both precisions, 4 bytes per weight and batch × context × d_model × 4 bytes for the input are "
+                "expected; {held} of {cells} agree.",
                 held=int(exact.sum()),
                 cells=count(len(exact), "cell"),
             ),
