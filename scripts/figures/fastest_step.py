@@ -25,7 +25,7 @@ def draw(trace: str) -> Figure:
     figure, (axes,) = subplots(height=0.9 + 0.19 * len(lanes))
     draw_lanes(axes, passes(step, begin, end), lanes, (begin, end))
     idle = end - begin - covered((kernel.start, kernel.end) for kernel in step.kernels)
-    axes.set_xlabel(f"ms since the first kernel began; for {idle / MICROSECONDS:.1f} ms nothing runs")
+    axes.set_xlabel(f"ms since the first kernel began; idle for {idle / MICROSECONDS:.1f} ms")
     return figure
 
 

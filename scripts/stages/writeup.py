@@ -132,7 +132,7 @@ def picture_of(contents: Contents, machine: str, traces: Mapping[str, str]) -> C
         if shown.trace and shown.trace not in traces:
             return NOTHING
         step = f" ({traces[shown.trace]})" if shown.trace else ""
-        caption = escape(f"{shown.caption}{step}. Measured on {machine}.")
+        caption = escape(f"{shown.caption}. Measured on {machine}{step}.")
         return Typst(f"#picture({string(name)}, [{caption}], {string(shown.alt)})")
 
     return figure

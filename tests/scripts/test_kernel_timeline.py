@@ -42,7 +42,7 @@ def test_the_fastest_step_has_a_lane_for_each_kind_and_the_passes_that_the_loss_
     assert forward.end < min(kernel.start for kernel in updates) < backward.end
     assert loss.end - loss.start < 0.05 * (backward.end - backward.start)
     (axes,) = fastest_step.draw(str(trace)).axes
-    assert "for 2.6 ms nothing runs" in axes.get_xlabel()
+    assert "idle for 2.6 ms" in axes.get_xlabel()
 
 
 @pytest.mark.parametrize("trace", ["", "empty.json.gz"])
