@@ -57,8 +57,8 @@ def tiles(section: Answers) -> list[Tile]:
     fast, slow, ratio = faster_one(large["gain"])
     passes = f"forward and backward of {large['label']}, context {large['context']}{section['clock']}"
     other = small["gain"] if fast == "bf16" else 1 / small["gain"]
-    also = "" if small["label"] == large["label"] else f" ({small['label']}: {times(other)})"
-    return [Tile(times(ratio), f"speedup of {fast} over {slow}: {passes}{also}")]
+    also = "" if small["label"] == large["label"] else f"; {small['label']}: {times(other)}"
+    return [Tile(times(ratio), f"speedup of {fast} over {slow} ({passes}{also})")]
 
 
 def faster_one(gain: float) -> tuple[str, str, float]:

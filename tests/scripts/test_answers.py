@@ -89,7 +89,7 @@ def test_the_tile_names_the_faster_precision_first(gain, number, what):
     (tile,) = benchmarking_mixed_precision.tiles({"ends": [row, row], "clock": ""})
     assert (str(tile.number), str(tile.meaning)) == (
         number,
-        f"speedup of {what}: forward and backward of nano, context 128",
+        f"speedup of {what} (forward and backward of nano, context 128)",
     )
 
 

@@ -44,7 +44,7 @@ def tiles(section: Answers) -> list[Tile]:
         shown.append(Tile(milliseconds(board["mean"]), meaning))
     if gained is not None:
         name = f"{gained['label']} at context {gained['context']} ({gained['precision']})"
-        step = say("speedup of our attention over plain attention: training {name}.", name=name)
+        step = say("speedup of our attention over plain attention in training {name}.", name=name)
         others = gained["against sdpa"].sentence("ours", "PyTorch’s SDPA")
         shown.append(Tile(times(gained["against plain"].ratio), say(step, others)))
     return shown
