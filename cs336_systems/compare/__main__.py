@@ -55,9 +55,11 @@ def price(text: str) -> tuple[float, float]:
 
 def parser() -> OneSentence:
     """The command line."""
-    command = OneSentence("compare", description="Compare the times of two result folders, or of two files.")
+    command = OneSentence(
+        "cs336-systems compare", description="Compare the times of two result folders, or of two files."
+    )
     command.add_argument("a", metavar="A", help="a result folder, the label of one in results/ or recorded/, or a file")
-    command.add_argument("b", metavar="B", help="the results to compare with A, likewise")
+    command.add_argument("b", metavar="B", help="the results to compare with A, in the same form")
     command.add_argument(
         "--fail-if-slower",
         type=share,
@@ -74,7 +76,9 @@ def parser() -> OneSentence:
         help="price of a GPU-hour: one for both, or one for A and one for B",
     )
     command.add_argument(
-        "--on", choices=["cpu", "gpu"], help="what files of other tools timed (default: gpu for nvbench, else cpu)"
+        "--on",
+        choices=["cpu", "gpu"],
+        help="the device that other tools' files timed (default: gpu for nvbench, else cpu)",
     )
     command.add_argument("--json", type=Path, metavar="FILE", help="write all results as JSON")
     command.add_argument("--csv", type=Path, metavar="FILE", help="write a CSV with one line per cell")
@@ -91,14 +95,14 @@ def compared(options: argparse.Namespace) -> Comparison:
     files = [Path(side).is_file() for side in (options.a, options.b)]
     if all(files):
         if options.price:
-            raise ValueError("price is given, but files have no tokens; allowed: with result folders")
+            raise ValueError("price is given, but files have no token counts; allowed: prices for result folders")
         first, second = read_samples(options.a), read_samples(options.b)
         refuse_outputs(options, first.path, second.path)
         on_gpu = options.on == "gpu" if options.on else first.on_gpu and second.on_gpu
         return compare_samples(first, second, on_gpu=on_gpu, margin=margin)
     if any(files) or options.on:
         raise ValueError(
-            f"{options.a} and {options.b} are not two files; allowed: two result folders, or twice {FORMATS}"
+            f"{options.a} and {options.b} are not two files; allowed: two result folders, or two files, each {FORMATS}"
         )
     a, b = read_results(options.a), read_results(options.b)
     refuse_outputs(options, a.raw, b.raw)
@@ -114,7 +118,7 @@ def refuse_outputs(options: argparse.Namespace, *read: Path) -> None:
     """
     outputs = {name: getattr(options, name) for name in ("json", "csv") if getattr(options, name)}
     if len({path.resolve() for path in outputs.values()}) < len(outputs):
-        raise ValueError(f"json and csv are both {options.csv}; allowed: two files")
+        raise ValueError(f"json and csv are both {options.csv}; allowed: different files")
     for name, path in outputs.items():
         for source in read:
             if path.resolve().is_relative_to(source.resolve()):

@@ -20,13 +20,13 @@ STATED = ("gpu", "cpu", "driver", "cuda", "cudnn", "torch", "triton", "flash_att
 """Provenance whose differences are stated first."""
 VERSIONS = ("gpu", "cpu", "driver", "cuda", "cudnn", "torch", "torch_files", "triton", "python")
 """Columns that, with the code's digest, identify the same program on the same kind of machine."""
-HOST_SETS_PACE = "host-bound: the host's speed changes too much from run to run for a verdict"
+HOST_SETS_PACE = "host-bound: the host's speed varies too much from run to run"
 COMMIT_CHARACTERS, MOST_LISTED = 10, 3
 CPU_SHARES, CPU_TAIL, QUIET = (0.5, 0.9), 2.0, 0.02
 """On a CPU, only unchanged cells decide: the calibrated machine was loaded by other programs, and most are not.
 Temporary loads leave most cells unaffected, so the tail counts, at twice its value; the factor is at least 0.02."""
 NOT_CALIBRATED = "communication-bound: no two unchanged runs are recorded for calibration"
-NOT_KNOWN = "no instrument shows whether it is host-bound or device-bound"
+NOT_KNOWN = "not known whether host-bound or device-bound"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ def compare(
     pairs = [pair for key in cells_a if key in cells_b for pair in matched(cells_a[key], cells_b[key])]
     if not pairs:
         raise ValueError(
-            f"{a.name} and {b.name} have no common cell; allowed: folders with at least one cell of the same"
+            f"{a.name} and {b.name} have no common cell; allowed: folders that share a cell with the same"
             " parameters, seed, dtypes and number of GPUs"
         )
     tops = top_clock(cells_a.values()), top_clock(cells_b.values())

@@ -52,7 +52,7 @@ def to_csv(comparison: Comparison) -> str:
 def to_text(comparison: Comparison) -> str:
     """Format a comparison for a terminal: differences, counts, what bounds them, and the cells that changed most."""
     a, b = comparison.a, comparison.b
-    lines = [f"{b} against {a}: {len(comparison.cells)} common times", ""]
+    lines = [f"{b} compared with {a}; times in both: {len(comparison.cells)}", ""]
     lines += [f"  {name}: {one} -> {other}" for name, (one, other) in comparison.differs.items()]
     if comparison.same_code:
         lines += [] if comparison.differs else ["  Same machine and versions."]
@@ -60,11 +60,11 @@ def to_text(comparison: Comparison) -> str:
         lines.append(f"  code: {f'differs for {changed}' if changed else 'the same'}")
     if comparison.cells[0].experiment == SAMPLES:
         device, other = ("GPU", "cpu") if comparison.on_gpu else ("CPU", "gpu")
-        lines.append(f"  Taken as times of a {device}; otherwise add --on {other}.")
+        lines.append(f"  Treated as {device} times; if they are not, add --on {other}.")
     lines += ["", f"  {counted(comparison.cells)}"]
     lines.append(
-        f"  Of faster and slower, {LEVEL:.0%} are expected to be wrong; same: within {comparison.margin:.0%};"
-        f" intervals are {comparison.widened:.2f} times the calibrated ones."
+        f"  {LEVEL:.0%} of the faster and slower verdicts are expected to be wrong; same: within"
+        f" {comparison.margin:.0%}; intervals: {comparison.widened:.2f} times the calibrated width."
     )
     lines += undecided_lines(comparison)
     for side, only in ((a, comparison.only_a), (b, comparison.only_b)):
@@ -100,13 +100,13 @@ def undecided_lines(comparison: Comparison) -> Iterator[str]:
     changes = [cell.difference.resolution() for cell in undecided if cell.comparable]
     if changes and not comparison.on_gpu and comparison.widened == CPU_TAIL:
         yield (
-            f"  {len(changes)} cannot be decided: a CPU's runs vary, and fewer than {FEWEST_UNCHANGED} times of"
-            " unchanged code show by how much"
+            f"  {len(changes)} cannot be decided: calibrating CPU times needs {FEWEST_UNCHANGED} or more times of"
+            " unchanged code"
         )
     elif changes:
         yield (
-            f"  {len(changes)} cannot be decided: the smallest change that would be detected is"
-            f" {median(changes):.1%} in the median, {min(changes):.1%} at best"
+            f"  {len(changes)} cannot be decided: the smallest detectable change is {min(changes):.1%} at best, with a"
+            f" median of {median(changes):.1%}"
         )
     for reason, count in Counter(cell.reason for cell in undecided if not cell.comparable).most_common():
         yield f"  {count} cannot be decided: {reason}"
@@ -123,13 +123,18 @@ def bound_lines(cells: Sequence[Compared]) -> Iterator[str]:
         comparable = [cell for cell in cells if cell.bound == bound and cell.comparable]
         if comparable:
             ratio = median(cell.difference.ratio for cell in comparable)
-            yield f"  bound by {bound}: {ratio:.3f} times as long in the median; {counted(comparable)}"
+            yield f"  {bound_by(bound)}: median ratio {ratio:.3f}; {counted(comparable)}"
+
+
+def bound_by(bound: str) -> str:
+    """A bound as an adjective."""
+    return "unknown bound" if bound == BOUNDS[-1] else f"{bound}-bound"
 
 
 def grouped_lines(cells: Sequence[Compared]) -> Iterator[str]:
     """Lines of cells grouped by what bounds them, in the order of each group's first cell."""
     for bound in dict.fromkeys(cell.bound for cell in cells):
-        yield f" bound by {bound}"
+        yield f" {bound_by(bound)}"
         yield from cell_lines([cell for cell in cells if cell.bound == bound])
 
 

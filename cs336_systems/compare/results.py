@@ -40,7 +40,7 @@ def read_results(name: str) -> Results:
         by_experiment.setdefault(path.parent.name, []).append(path)
     rows = tuple(row for kind, paths in by_experiment.items() for row in read_jobs(KINDS[kind], last_run(kind, paths)))
     if not rows:
-        raise ValueError(f"{name}: its CSV files have no rows; allowed: at least one, which `snakemake` measures")
+        raise ValueError(f"{name}: its CSV files have no rows; run `snakemake` to measure")
     if len(machines := dict.fromkeys(machine_label(row.gpu) for row in rows)) > 1:
         raise ValueError(f"{name}: has rows of {' and '.join(machines)}; allowed: one GPU model per folder")
     return Results(name, raw, rows)

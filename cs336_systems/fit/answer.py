@@ -66,9 +66,11 @@ class Answer:
         best = self.best
         use = f"{best.way}, {best.total / GB:.1f} of {self.capacity / GB:.1f} GB"
         if best.outcome == "does not fit":
-            return f"No: at least {use}{self._enough()}."
+            least = "at least " if best.at_least else ""
+            need = f"{least}{best.total / GB:.1f} of {self.capacity / GB:.1f} GB"
+            return f"No: even the smallest configuration ({best.way}) needs {need}{self._enough()}."
         if best.at_least:
-            use += " and what convolutions need, which is not predicted"
+            use += " plus convolution workspaces, which are not predicted"
         speed = f"{three_digits(self.tokens_per_second(best))} {self.unit}/s per GPU"
         price = self.price_per_million(best)
         cost = "" if price is None else f", {price:.3g} per million {self.unit}"
@@ -81,9 +83,9 @@ class Answer:
             if fitting := [way for way in ways if way.outcome == ("tight" if way.at_least else "fits")]:
                 fastest = min(fitting, key=lambda way: way.seconds)
                 least = "at least " if fastest.at_least else ""
-                return f"; {fastest.way} on {count} GPUs needs {least}{fastest.total / GB:.1f} GB on each"
+                return f"; {fastest.way} needs {least}{fastest.total / GB:.1f} GB on each of {count} GPUs"
             count *= 2
-        return f"; more GPUs, up to {MOST_GPUS}, are not enough either"
+        return f"; up to {MOST_GPUS} GPUs are not enough either"
 
     def __str__(self) -> str:
         """The sentence, the table, and the errors of its numbers."""
@@ -92,7 +94,7 @@ class Answer:
         where = f"{self.title} on {self.gpus} x {self.gpu}, {self.batch} on each"
         lines = [self._line(way) for way in self.ways]
         table = pandas.DataFrame(lines).to_string(index=False)
-        about = f"GB by use at the peak of a step; ms and {self.unit}/s per GPU"
+        about = f"GB at the peak of a step, ms per step, {self.unit}/s per GPU"
         return f"{self.sentence()}\n\n{where}: {about}\n\n{table}\n\n{self._source()}"
 
     def _line(self, way: Prediction) -> dict[str, str]:
@@ -123,20 +125,22 @@ class Answer:
 
     def _source(self) -> str:
         lines = [
-            "rest: libraries' workspaces, the allocator's rounding, CUDA's context, NCCL's buffers; tight: cannot be\n"
-            "decided within the error and the allocator's gaps; ≥: a lower bound, of GB since what convolutions need\n"
-            "while they run is not predicted, of ms where the host is likely slower than the device.",
+            "rest: library workspaces, allocator rounding, the CUDA context and NCCL buffers\n"
+            "tight: too close to call, given the prediction error and the allocator's gaps\n"
+            "≥: a lower bound; GB excludes convolution workspaces, ms the launch overhead of host-bound steps",
         ]
         if any(way.kind == "traced" for way in self.ways):
             lines.append(
-                "Traced on the meta device: of eager PyTorch with fused AdamW. Expect memory within 2 %, time\n"
+                "Traced on the meta device as eager PyTorch with fused AdamW: expect memory within 2 % and time\n"
                 "within a factor of 2."
             )
         elif self._recorded:
-            fitted = "" if recorded_on(self.gpu) else ", to which nothing was fitted"
-            lines.append(f"±: largest error over the recorded steps of this kind on this GPU{fitted}.")
+            fitted = "" if recorded_on(self.gpu) else "; the time model was not fitted to them"
+            lines.append(f"±: largest error on recorded steps of this kind on this GPU, and their number{fitted}")
         else:
-            lines.append(f"Nothing is recorded on this GPU: expect memory within 2 %, time within {ELSEWHERE:.0%}.")
+            lines.append(
+                f"No steps are recorded on this GPU: expect memory within 2 % and time within {ELSEWHERE:.0%}."
+            )
         return "\n".join(lines)
 
     def as_json(self, question: Mapping[str, Any]) -> dict[str, Any]:

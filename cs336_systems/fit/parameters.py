@@ -34,30 +34,29 @@ class Question:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, revalidate_instances="always")
 
     model: Annotated[str, AfterValidator(_known_model)] = EndToEnd.model
-    """A published model by name (llama-3-8b, qwen2.5-7b, gpt2, and others), the handout's model in a size, or your own
-    class as package.module:Class, which accepts TransformerLM's arguments. All except the handout's model are traced on
-    PyTorch's meta device."""
+    """A published model by name (llama-3-8b, qwen2.5-7b, gpt2 and others), or your own class as package.module:Class
+    with TransformerLM's arguments; both are traced on PyTorch's meta device. Default: the handout's model."""
     size: Size | None = None
-    """The handout's model in a size (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or in your own shape as
-    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N; small if no model is named."""
+    """Size of the handout's model or of your own class (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a
+    shape as NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N; small if not given."""
     context: Count = 512
     """Tokens per sequence."""
     batch_size: Count = 4
     """Sequences per GPU."""
     vocab_size: Count | None = None
-    """Rows of the embedding and of the output head: by default the published model's, or 10 000 for the handout's
-    sizes; required for your own shape."""
+    """Vocabulary size: by default the published model's, or 10 000 for the handout's sizes; required for your own
+    shape."""
     precision: Literal["fp32", "bf16"] = "bf16"
     """fp32 with TF32 off, or bf16: autocast over fp32 weights, and bf16 weights with fp32 masters."""
     attention: Literal["plain", "flash", "sdpa"] = "flash"
     """For the handout's model: plain materializes the score matrix; flash and sdpa keep no scores. Fused steps are
     shown only with flash."""
     gpus: Annotated[Positive, Le(2**20)] = 1
-    """GPUs that train together."""
+    """Number of GPUs."""
     gpu: Annotated[str, AfterValidator(lambda gpu: listed(gpu).name)] = recorded().gpu
-    """The GPU model, as nvidia-smi -L prints it or its short name: RTX 4090, A100 40GB PCIe."""
+    """The GPU model, as `nvidia-smi -L` prints it or a short name, such as RTX 4090 or A100 40GB PCIe."""
     price: Annotated[float, Gt(0), AllowInfNan(False)] | None = None
-    """Price of a GPU-hour, in any currency; adds the price of a million tokens."""
+    """Price of a GPU-hour in any currency; adds the price per million tokens."""
 
     @property
     def shape_name(self) -> str:
@@ -92,4 +91,4 @@ def refuse_contradictions(question: Question) -> None:
         if question.context > longest:
             raise ValueError(f"context is {question.context}; {question.model} allows whole numbers up to {longest}")
     elif question.vocab_size is None and question.shape_name not in SIZES:
-        raise ValueError("vocab_size is missing; your own shape needs it; allowed: whole numbers from 1")
+        raise ValueError("vocab_size is missing: your own shape requires it; allowed: whole numbers from 1")

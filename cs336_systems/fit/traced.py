@@ -76,10 +76,10 @@ def fit(
 
 
 def mean_square(output: Any) -> Tensor:
-    """The mean square of the first tensor of floating point in an output."""
+    """The mean square of the first floating-point tensor in an output."""
     first = next((x for x in tree_iter(output) if isinstance(x, Tensor) and x.is_floating_point()), None)
     if first is None:
-        raise TypeError("its output has no tensor of floating point")
+        raise TypeError("its output has no floating-point tensor")
     return first.float().square().mean()
 
 

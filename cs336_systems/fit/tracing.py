@@ -182,7 +182,9 @@ def next_token(logits: Tensor) -> Tensor:
     """Cross-entropy with targets of the logits' shape, [batch, tokens, vocabulary]."""
     if not (isinstance(logits, Tensor) and logits.is_floating_point() and logits.dim() > 1):
         shape = f" of shape {list(logits.shape)}" if isinstance(logits, Tensor) else ""
-        raise TypeError(f"its output is a {type(logits).__name__}{shape}; allowed: logits, or a `loss` of it in Python")
+        raise TypeError(
+            f"its output is a {type(logits).__name__}{shape}; allowed: logits, or in Python your own `loss`"
+        )
     targets = torch.empty(logits.shape[:-1].numel(), dtype=torch.int64, device=logits.device)
     return functional.cross_entropy(logits.flatten(0, -2), targets)
 

@@ -33,7 +33,7 @@ def write_card(csvs: list[Path], folder: Path) -> Verdict:
 
 if __name__ == "__main__":
     if len(sys.argv) < 3:
-        sys.exit(f"{' '.join(sys.argv[1:])!r} is not enough; allowed: the CSV files of a run of the card, and a folder")
+        sys.exit(f"{' '.join(sys.argv[1:])!r} is not enough; allowed: the CSV files of one card, and a folder")
     *csvs, folder = map(Path, sys.argv[1:])
     try:
         verdict = write_card(csvs, folder)

@@ -61,7 +61,10 @@ def misconfigurations(facts: Facts, *, tf32: bool, cuda: str) -> Iterator[Explan
     if limit and default and limit < LOWER_LIMIT * default:
         yield "power cap", f"the power limit is {limit:g} W, the default {default:g} W"
     if facts.get("persistence_mode") == "off" and facts.get("display") != "on":
-        yield "persistence mode", "persistence mode is off: the first process that needs the GPU waits for the driver"
+        yield (
+            "persistence mode",
+            "persistence mode is off: the first process that needs the GPU waits for the driver to load",
+        )
     mode = facts.get("compute_mode") or "default"
     if mode != "default":
         yield "compute mode", f"the compute mode is {mode}; the default mode lets several processes use the GPU"
@@ -171,7 +174,7 @@ def numbers(line: Line, facts: Facts) -> str:
         value = f"{significant(line.expected.value)} {line.unit}"
         parts.append(f"{percent(line.share)} of {value} ({line.expected.source})")
     if line.of_others is not None:
-        parts.append(f"{percent(line.of_others)} of the other GPUs here")
+        parts.append(f"{percent(line.of_others)} of the other GPUs' rate")
     for name, (words, bound, instrument) in READINGS.items():
         if name in line.state and instrument in ("", line.instrument):
             most = expected_clock(line, facts) if name == "sm_clock" else number(facts, bound)

@@ -78,8 +78,8 @@ def test_why_few_times_of_a_cpu_have_no_verdict_is_printed(tmp_path, capsys):
     files = [str(tmp_path / f"{run}.csv") for run in ("first", "slow")]
     assert main(files) == 0
     out = capsys.readouterr().out
-    assert "Taken as times of a CPU; otherwise add --on gpu." in out
-    assert "1 cannot be decided: a CPU's runs vary, and fewer than 16 times of unchanged code" in out
+    assert "Treated as CPU times; if they are not, add --on gpu." in out
+    assert "1 cannot be decided: calibrating CPU times needs 16 or more times of unchanged code" in out
     assert "Same machine" not in out
     assert main([*files, "--on", "gpu"]) == 0
     assert f"slower in {files[1]}" in capsys.readouterr().out

@@ -75,8 +75,8 @@ def test_the_table_has_the_numbers_of_the_answer(capsys):
 def test_a_model_too_large_for_one_gpu_fits_on_several(capsys):
     alone, four = (answer(capsys, "--size", "10B", "--gpus", gpus) for gpus in ("1", "4"))
     assert {way["outcome"] for way in alone["ways"]} == {"does not fit"}
-    assert alone["answer"].startswith("No: at least bf16 weights, fused")
-    assert " on 2 GPUs needs " in alone["answer"]
+    assert alone["answer"].startswith("No: even the smallest configuration (bf16 weights, fused")
+    assert " GB on each of 2 GPUs" in alone["answer"]
     assert {way["way"]: way["outcome"] for way in four["ways"]}["FSDP, plain"] == "fits"
     assert four["answer"].startswith("Yes: ")
 
@@ -90,7 +90,7 @@ def test_blocks_are_recomputed_until_a_step_fits(capsys):
 
 def test_another_gpus_errors_are_said_to_be_unknown(capsys):
     main(["--size", "small", "--gpu", "L4"])
-    assert "Nothing is recorded on this GPU" in capsys.readouterr().out
+    assert "No steps are recorded on this GPU" in capsys.readouterr().out
     assert answer(capsys, "--gpu", "L4")["time_error_elsewhere"] == 0.3
 
 
@@ -100,7 +100,7 @@ def test_a_recorded_gpus_errors_are_those_measured_on_it(capsys):
     main(["--gpu", "NVIDIA H100 80GB HBM3"])
     text = capsys.readouterr().out
     assert "of 85.5 GB" in text  # as its driver reports, not its data sheet
-    assert "to which nothing was fitted" in text
+    assert "the time model was not fitted to them" in text
 
 
 def test_the_fastest_way_that_fits_is_the_answer(capsys):
@@ -124,7 +124,7 @@ def test_the_fastest_way_that_fits_is_the_answer(capsys):
         ("--size own:d_model=4,d_ff=4,num_layers=2,num_heads=2", "vocab_size is missing"),
         ("--context 1000000000000000000000000000000", "context is 1000000000000000000000000000000; allowed: "),
         ("--price nan", "price is nan; allowed: a finite number"),
-        ("--price 0", "price is 0.0; allowed: greater than 0"),
+        ("--price 0", "price is 0.0; allowed: above 0"),
         ("--model llama", "model is 'llama'; allowed: gpt2, "),
         ("--model gpt2 --size small", "size is 'small', but gpt2 has its own"),
         ("--model gpt2 --context 2048", "context is 2048; gpt2 allows whole numbers up to 1024"),

@@ -68,7 +68,7 @@ def test_a_module_and_the_shape_of_its_input_are_enough():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"gpus": 0}, "gpus is 0; allowed: greater than or equal to 1"),
+        ({"gpus": 0}, "gpus is 0; allowed: at least 1"),
         ({"gpus": 1.5}, "gpus is 1.5; allowed: "),
         ({"gpu": 5}, "gpu is 5; allowed: "),
         ({"precision": "fp16"}, "precision is 'fp16'; allowed: 'fp32' or 'bf16'"),
@@ -76,8 +76,11 @@ def test_a_module_and_the_shape_of_its_input_are_enough():
         ({"inputs": ()}, r"inputs is \(\); allowed: a shape of token ids"),
         ({"inputs": (4, 0)}, r"inputs is \(4, 0\); allowed: a shape"),
         ({"inputs": "ids"}, "inputs is ids; allowed: a shape"),
-        ({"loss": mean_square, "build": lambda: Integers(8, 8)}, "its output has no tensor of floating point"),
-        ({"inputs": (2, 8), "build": lambda: Named(8, 8)}, "its output is a dict; allowed: logits, or a `loss` of it"),
+        ({"loss": mean_square, "build": lambda: Integers(8, 8)}, "its output has no floating-point tensor"),
+        (
+            {"inputs": (2, 8), "build": lambda: Named(8, 8)},
+            "its output is a dict; allowed: logits, or in Python your own `loss`",
+        ),
         ({"build": lambda: nn.LazyLinear(8)}, "cannot be run on the meta device: "),
     ],
 )
@@ -116,10 +119,10 @@ def test_memory_of_convolutions_is_a_lower_bound():
     small, large = (fit(lambda: nn.Conv2d(3, 8, 3), [torch.empty(n, 3, 16, 16, device="meta")]) for n in (2, 2**26))
     assert [way.way for way in small.ways] == ["autocast", "bf16 weights"]
     assert small.sentence().startswith("Perhaps: ")
-    assert "what convolutions need, which is not predicted" in small.sentence()
+    assert "plus convolution workspaces, which are not predicted" in small.sentence()
     assert small.tokens_per_second(small.best) == 2 / small.best.host_seconds
     assert all("≥" in line for line in str(small).splitlines() if line.strip().startswith(("autocast", "bf16 w")))
-    assert large.sentence().startswith("No: at least ")
+    assert large.sentence().startswith("No: even the smallest configuration ")
 
 
 def test_attention_of_published_models_is_a_flash_kernels_work():
