@@ -41,4 +41,4 @@ rule all:
         f"{RESULTS}/report.html",
         f"{RESULTS}/verdict.txt",
     message:
-        "Everything is measured, and the report is made"
+        "All measurements and the report are complete"

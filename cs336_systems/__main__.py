@@ -15,7 +15,7 @@ from typing import NoReturn
 
 TARGETS = {
     "report": ([], "measure what is missing on this machine, and typeset the report"),
-    "plan": (["-n"], "list what a report would measure, and what fits into the GPU's memory"),
+    "plan": (["-n"], "list what a report would measure, and what fits in the GPU's memory"),
     "card": (["card"], "check this GPU in two minutes: rates, state and a verdict"),
     "verify": (["verify"], "check your own implementations against independent references"),
 }
@@ -26,8 +26,8 @@ Without a target Snakemake makes all, so `report writeup` makes only the writeup
 MODULES = {
     "fit": ("cs336_systems.fit", "predict memory and time of a training step for every training configuration"),
     "compare": ("cs336_systems.compare", "compare the times of two result folders or files"),
-    "attention": ("cs336_systems.attention", "list which attention kernels run here, and test them"),
-    "measure": ("cs336_systems.benchmarks", "measure NAME: run one experiment's cells by hand, and print a table"),
+    "attention": ("cs336_systems.attention", "list the attention kernels that run here, and test them"),
+    "measure": ("cs336_systems.benchmarks", "measure NAME: run one experiment, and print a table"),
 }
 """Subcommands that are modules."""
 
@@ -43,14 +43,14 @@ def main() -> None:
         case [name, "-h" | "--help"] if name in TARGETS:
             arguments, about = TARGETS[name]
             print(
-                f"cs336-systems {name} [OPTIONS]: {about}.\n\nIt runs `{' '.join(['snakemake', *arguments])}` in this "
-                "folder, a clone of cs336-systems, with the same options, such as --cores 8 or\n--config scale=quick; "
-                "`snakemake --help` lists them."
+                f"cs336-systems {name} [OPTIONS]: {about}.\n\nRuns `{' '.join(['snakemake', *arguments])}` in this "
+                "folder, which must be a clone of cs336-systems. Options are\nSnakemake's, such as --cores 8 or "
+                "--config scale=quick; `snakemake --help` lists them."
             )
         case [name, *options] if name in TARGETS:
             snakemake([*TARGETS[name][0], *options])
         case [name, *_]:
-            refuse(f"there is no command {name!r}; allowed: {', '.join([*TARGETS, *MODULES])}")
+            refuse(f"the command is {name!r}; allowed: {', '.join([*TARGETS, *MODULES])}")
 
 
 def usage() -> str:
@@ -78,7 +78,7 @@ def run(module: str, options: Sequence[str]) -> None:
 def snakemake(arguments: Sequence[str]) -> None:
     """Run Snakemake in this folder."""
     if not Path("Snakefile").is_file():
-        refuse("there is no Snakefile in this folder; allowed: a clone of cs336-systems")
+        refuse("this folder has no Snakefile; allowed: a clone of cs336-systems")
     if importlib.util.find_spec("snakemake") is None:
         refuse("snakemake is not installed; run pip install 'cs336-systems[report]'")
     check_configuration(arguments)
@@ -96,7 +96,7 @@ def check_configuration(arguments: Sequence[str]) -> None:
         if argument.startswith("-"):
             option = argument
         elif option in ("--config", "-C") and not re.match(r"[A-Za-z_]\w*=", argument):
-            refuse(f"{option} is followed by {argument!r}; allowed: KEY=VALUE, and targets before {option}")
+            refuse(f"{option} is followed by {argument!r}; allowed: KEY=VALUE; targets go before {option}")
         elif option in ("--configfile", "--configfiles"):
             try:
                 read_mapping(Path(argument))

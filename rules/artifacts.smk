@@ -33,7 +33,7 @@ rule kernel_trace:
 
 
 rule nsys:
-    """Profile the same step with Nsight Systems, or say that it is not installed."""
+    """Profile the same step with Nsight Systems, if it is installed."""
     input:
         obstacles,
     log:
@@ -54,7 +54,7 @@ rule nsys:
 
 
 rule memory_snapshot:
-    """Record the memory history of a step for PyTorch's viewer, or say why this machine cannot."""
+    """Record a step's memory history for PyTorch's viewer; needs a GPU."""
     input:
         obstacles,
     log:

@@ -35,7 +35,7 @@ NOT_WHOLE = refused_if(PLAN.scale == QUICK, "scale is 'quick', which measures pa
 
 
 rule check:
-    """Report which checks of a bundle passed, failed, or cannot be decided."""
+    """Check a bundle: what passed, what failed, and what cannot be decided."""
     input:
         NO_BUNDLE,
     log:
@@ -44,13 +44,13 @@ rule check:
     params:
         bundle=config["bundle"],
     message:
-        "Checking {params.bundle}, for up to a minute"
+        "Checking {params.bundle} (up to a minute)"
     shell:
         "python -m scripts.bundle.check {params.bundle:q} 2> {log} || python -m cs336_systems.run.failure $? {log}"
 
 
 rule promote:
-    """Add a bundle to the recorded results, or this machine's results, which replace earlier ones of the same jobs."""
+    """Add this machine's measurements, or a bundle, to the recorded results; they replace earlier ones of the same jobs."""
     input:
         NO_BUNDLE if config["bundle"] != NONE else [NOT_MEASURED, NOT_WHOLE],
     log:

@@ -8,7 +8,7 @@ CARD = card_jobs()
 
 # Without output, so that it measures whenever it is requested: a card shows a machine's current state.
 rule card:
-    """Measure the card, and make its pages."""
+    """Check this machine's GPUs, and make the pages of the card."""
     input:
         card_obstacles,
     log:

@@ -131,13 +131,13 @@ def explain(record):
     text = str(record.msg) if hasattr(record, "exception") else ""
     if getattr(record, "exception", "") == "LockException":
         record.msg = (
-            "Error: another run uses this folder; allowed: one at a time. "
-            "If none does, for example after a reboot: snakemake --unlock"
+            "Error: another run is working in this folder; allowed: one at a time. "
+            "If there is none, as after a reboot, run snakemake --unlock"
         )
     elif target := re.search(r"No \w+ to produce (\S+) ", text):
         name = target[1]
         if re.fullmatch(r"on_\d+_gpus", name):
-            record.msg = f"Error: {name} has no jobs on {PLAN.machine}; another machine: --config machine='4 x H200'"
+            record.msg = f"Error: {name} has no jobs on {PLAN.machine}; allowed: a machine with these GPUs, as in --config machine='4 x H200'"
         else:
             made = sorted(each.name for each in workflow.rules if not each.has_wildcards())
             near = ", ".join(get_close_matches(name, made) or made)
@@ -209,7 +209,7 @@ def test_together(jobs):
     tests = sorted({test for job in jobs for test in needed_tests(job)})
     if len(jobs) > 1:
         print(
-            f"Testing the code to be measured: {len(tests)} modules. This takes minutes, once for each version of the code.",
+            f"Testing the code before it is measured: {len(tests)} test modules, a few minutes, once per version of the code.",
             file=sys.stderr,
         )
         tested = workflow.snakemake_tmp_dir / "tested"
@@ -230,7 +230,7 @@ def refused_if(condition, reason):
 
 
 NOT_MEASURED = refused_if(
-    PLAN.recorded, f"nothing is measured if recorded is '{PLAN.machine}'; allowed: all, writeup, or figures"
+    PLAN.recorded, f"recorded is '{PLAN.machine}', so nothing is measured; allowed: all, writeup or figures"
 )
 
 
@@ -265,8 +265,8 @@ def nothing_to_report(wildcards):
     if not measures_nothing() or raw_csvs(wildcards):
         return []
     others = sorted({str(csv.parents[2]) for name in PLAN.jobs for csv in Path("results").glob(f"**/raw/{name}/*.csv")})
-    made = f"; or the --config that made {', '.join(others)}" if others else ""
-    return refused_if(True, f"{PLAN.raw} has none of the planned results; allowed: `snakemake`, which measures{made}")
+    made = f", or add the --config that made {', '.join(others)}" if others else ""
+    return refused_if(True, f"{PLAN.raw} has none of the planned results; run `snakemake` to measure them{made}")
 
 
 def cards_to_pack(wildcards):
@@ -335,7 +335,7 @@ def obstacles(wildcards):
         return refused
     if not workflow.local_exec and config["machine"] == AUTO:
         raise Refused(
-            f"{set_by(SOURCES, ['machine'])}: machine is 'auto', but jobs run elsewhere; allowed: the name of their machine"
+            f"{set_by(SOURCES, ['machine'])}: machine is 'auto', but jobs run on other machines; allowed: their GPUs, as in '4 x NVIDIA H200', or cpu"
         )
     return []
 

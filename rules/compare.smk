@@ -11,7 +11,7 @@ COMPARISON = f"{RESULTS}/comparison/{Path(COMPARED_WITH).resolve().name}"
 
 # Without output, so that it runs whenever it is requested, and its files are kept when a time is slower.
 rule compare:
-    """Compare these results with others: verdicts on all times together, a page and a figure."""
+    """Compare these results with others: a verdict on each time, a page and a figure."""
     input:
         not_compared,
     log:

@@ -7,7 +7,7 @@ name is a target that measures only that experiment; on_4_gpus measures only the
 
 
 rule measure:
-    """Run an experiment's module over the cells of one job, once its code has passed its tests on this machine.
+    """Measure the cells of one job, once its code has passed its tests on this machine.
 
     The tests are part of the job rather than a rule: as inputs of a job, their stamps would make CSV files look outdated
     on a machine without them.

@@ -17,7 +17,7 @@ rule submission:
         folder="submission",
         adapters=config["implementations"]["adapters"],
     message:
-        "Packing {params.folder}, and testing its content"
+        "Packing {params.folder}, and testing its contents"
     shell:
         "python -m scripts.stages.submission {input.report} {params.folder} {params.adapters:q} 2> {log}"
         " || python -m cs336_systems.run.failure $? {log}"

@@ -31,7 +31,7 @@ rule plan:
 
 
 rule tables:
-    """One validated table per experiment, and the coverage of the plan."""
+    """One validated table per experiment, and a comparison of planned and measured cells."""
     input:
         plan=rules.plan.output[0],
         csvs=raw_csvs,

@@ -26,6 +26,6 @@ rule verify:
         results=RESULTS,
         strict=config["strict"],
     message:
-        "Verifying implementations, each in up to a minute"
+        "Verifying implementations (up to a minute each)"
     script:
         "../scripts/verify.py"

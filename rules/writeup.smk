@@ -20,7 +20,7 @@ rule writeup:
         f"{RESULTS}/writeup.pdf",
         f"{RESULTS}/verdict.txt",
     message:
-        "The report is made"
+        "The report is complete"
 
 
 rule render:

@@ -43,7 +43,7 @@ def test_help_names_every_command(run):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["reprot"], "there is no command 'reprot'; allowed: report, plan, "),
+        (["reprot"], "the command is 'reprot'; allowed: report, plan, "),
         (["measure"], "measure: the experiment is ''; allowed: accumulation, "),
         (["measure", "nothing"], "measure: the experiment is 'nothing'; allowed: accumulation, "),
         (["fit", "--sise", "2.7B"], "fit: Unrecognized options: --sise, 2.7B; allowed: --size {None}|STR"),
@@ -54,7 +54,10 @@ def test_help_names_every_command(run):
         (["fit", "--price", "2,50"], "fit: Error parsing --price: no type matching {None}|FLOAT could be instantiated"),
         (["fit", "--precision", "BF16"], "fit: invalid choice 'BF16' for argument '--precision'. Expected one of ("),
         (["fit", "extra"], "fit: Unrecognized options: extra; `cs336-systems fit --help` lists what is allowed"),
-        (["plan", "--config", "scale=quick", "writeup"], "--config is followed by 'writeup'; allowed: KEY=VALUE, and"),
+        (
+            ["plan", "--config", "scale=quick", "writeup"],
+            "--config is followed by 'writeup'; allowed: KEY=VALUE; targets",
+        ),
         (["plan", "--configfile", "nosuch.yaml"], "nosuch.yaml: No such file or directory"),
         (["report", "--configfile", "README.md"], "README.md"),
         (["measure", "flash", "--d", "nine"], "measure flash: Error parsing --d: Could not find valid parse for"),
@@ -77,7 +80,7 @@ def test_a_module_of_an_experiment_is_no_command():
 
 def test_a_report_needs_a_clone(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    sentence = "cs336-systems: there is no Snakefile in this folder; allowed: a clone of cs336-systems\n"
+    sentence = "cs336-systems: this folder has no Snakefile; allowed: a clone of cs336-systems\n"
     assert run("card") == (2, "", sentence)
 
 

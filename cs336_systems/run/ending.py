@@ -13,7 +13,7 @@ ANSWER = re.compile(r'^finding\(".*?", \[.*?\], \[(?P<meaning>.*)\]\),$', re.MUL
 QUOTED = re.compile(r'#"((?:[^"\\]|\\.)*)";?')
 FINDINGS = 3
 NEXT = {
-    "cpu": "The models were small: `snakemake --config recorded=nvidia-h200` shows what a GPU measured.",
+    "cpu": "These models are small; `snakemake --config recorded=nvidia-h200` makes the report of an H200's results.",
     "cuda": "`snakemake card` checks whether this GPU is as fast as it should be.",
     "recorded": "`make` measures this machine.",
 }
@@ -31,11 +31,11 @@ def ending(results: Path, after: str) -> Iterator[str]:
     yield (results / "verdict.txt").read_text(encoding="utf-8").strip()
     if left_out := unplanned(results / "coverage.csv"):
         yield (
-            f"Measured cells left out, since this configuration does not plan them: {left_out}. To include them, "
-            "repeat the --config or --configfile that measured them."
+            f"Measured cells left out because this configuration does not plan them: {left_out}. To include them, "
+            "repeat the --config or --configfile with which they were measured."
         )
     if (page := results / "report.html").exists():
-        yield f"As a page, with all rows to explore: {page}"
+        yield f"The page with all rows to explore is {page}"
     yield from (f"- {finding}" for finding in findings(source))
     yield NEXT[after]
 
@@ -48,7 +48,10 @@ def unplanned(coverage: Path) -> int:
 
 def findings(source: str) -> list[str]:
     """The first headline numbers of a report's Typst source, or measured answers if there are too few."""
-    numbers = [f"{match['number']}: {match['meaning']}" for match in HEADLINE.finditer(source)]
+    numbers = [
+        f"{match['number']}{'' if match['number'].endswith('×') else ':'} {match['meaning']}"
+        for match in HEADLINE.finditer(source)
+    ]
     answers = [match["meaning"] for match in ANSWER.finditer(source)]
     measured = [text for text in map(plain, numbers + answers) if not text.startswith("Not measured")]
     return measured[:FINDINGS]

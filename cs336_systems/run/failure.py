@@ -18,17 +18,17 @@ SHARED_MEMORY = Path("/dev/shm")
 SHELL_ADDS = 128
 """Offset that a shell adds to a signal's number in an exit status."""
 CAUSES = {
-    signal.SIGKILL: "by hand, by a job scheduler, or by the OOM killer because a limit on memory was reached",
+    signal.SIGKILL: "by hand, by a job scheduler, or by the OOM killer because a memory limit was reached",
     signal.SIGTERM: "by hand or by a job scheduler, perhaps because its time was up",
     signal.SIGINT: "by Ctrl-C",
     signal.SIGHUP: "because its terminal was closed",
-    signal.SIGSEGV: "a crash in native code: a bug of a library or a driver",
+    signal.SIGSEGV: "a crash in native code: a bug in a library or driver",
     signal.SIGABRT: "native code aborted: the reason is in the log",
     signal.SIGBUS: "a crash in native code: often because a disk or shared memory is full",
     signal.SIGILL: "an instruction that this processor lacks",
     signal.SIGFPE: "an integer division by zero in native code",
-    signal.SIGXCPU: "a limit on processor time was reached",
-    signal.SIGXFSZ: "a limit on the size of files was reached",
+    signal.SIGXCPU: "the limit on CPU time was reached",
+    signal.SIGXFSZ: "the limit on file size was reached",
 }
 
 
@@ -55,7 +55,7 @@ def full_disks(folders: Iterable[Path]) -> list[str]:
         if free < FULL_MB:
             reason = f"the disk of {folder} is full: {free:.1f} MB are free"
         elif status.f_files and not status.f_favail:
-            reason = f"the disk of {folder} is full: it can hold no more files"
+            reason = f"the disk of {folder} is full: no inodes are free"
         else:
             continue
         sentences.setdefault(there.stat().st_dev, reason)

@@ -27,10 +27,11 @@ GB = 1e9
 ROWS = Path("recorded", REFERENCE, "raw")
 FITS, PARTLY, TOO_LARGE, UNKNOWN, MORE_GPUS = "fit", "partly", "too large", "?", "more GPUs"
 OUTCOMES = (FITS, PARTLY, TOO_LARGE, UNKNOWN, MORE_GPUS)
-HEADER = ("experiment", *OUTCOMES, "minutes", "which are too large")
-LEGEND = """fit, partly and ? run. partly: within the closed form's error, or only some of the contenders or rungs fit.
-?: no closed form, and no peak was recorded. minutes: of the cells that run, from the recorded H200's times and both
-data sheets; they may be off by a factor of two. ≥: some cells were never timed."""
+HEADER = ("experiment", *OUTCOMES, "minutes", "cells that are too large")
+LEGEND = """Cells in the columns fit, partly and ? run.
+partly: too close to call, or only some of the contenders or rungs fit
+?: neither a closed form nor a recorded peak
+minutes: estimated from the H200's times and both data sheets, within a factor of two; ≥: some cells were never timed"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ def forecast(plan: Plan, jobs: Iterable[Job]) -> str:
     gpu = gpu_of_label(plan.machine)
     if gpu is None:
         return f"No data sheet is listed for {plan.machine}, so it is unknown what fits and how long it takes."
-    title = f"{plan.gpus} x {gpu.name}, {memory_of(gpu) / GB:.1f} GB: cells by whether they fit into its memory"
+    title = f"{plan.gpus} x {gpu.name}, {memory_of(gpu) / GB:.1f} GB: number of cells that fit into its memory"
     return "\n".join([title, "", *_aligned([HEADER, *table(plan, gpu, jobs)]), "", LEGEND])
 
 
@@ -62,7 +63,7 @@ def on_cpu(cells: Sequence[Experiment], folders: Iterable[Path]) -> str:
     taken = read_taken(folders, {cell.name for cell in cells})
     seconds = [taken.get(key_of(cell), Taken()).wall for cell in cells]
     time = f"{'about' if all(seconds) else 'at least'} {max(1, round(sum(seconds) / 60))} min"
-    return f"CPU: {len(cells)} cells, {time} on two idle cores, in addition to the tests of their code and the report."
+    return f"CPU: {len(cells)} cells, {time} on two idle cores, plus the tests of their code and the report."
 
 
 def table(plan: Plan, gpu: Gpu, jobs: Iterable[Job]) -> Iterator[list[str]]:

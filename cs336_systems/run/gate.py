@@ -40,7 +40,7 @@ def check_machine(planned: str, machine: Machine) -> None:
     """
     if planned not in (machine_label(""), machine.label):
         where = "see the key machine in config.yaml, or in profiles/slurm/nodes.yaml"
-        raise ValueError(f"planned for {planned}, but this is {machine.label}; {where}")
+        raise ValueError(f"the run was planned for {planned}, but this is {machine.label}; {where}")
 
 
 if __name__ == "__main__":

@@ -41,12 +41,12 @@ def pack(archive: Path) -> None:
 def warnings(adapters: str = NONE) -> Iterator[str]:
     """Sentences about a solution in another folder, and about files that differ from the last commit."""
     if adapters != NONE and not Path(adapters).resolve().is_relative_to(Path.cwd()):
-        yield f"left out, since it is another folder: your solution {adapters}; hand in its code yourself"
+        yield f"your solution {adapters} is left out because it is in another folder; hand in its code yourself"
     status = git("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--", ".").split("\0")
     if changed := [entry[3:] for entry in status if entry and not entry.startswith("??")]:
-        yield f"changed since the last commit, and included as they are now: {shortened(changed, SHOWN)}"
+        yield f"changed since the last commit, and included with the changes: {shortened(changed, SHOWN)}"
     if untracked := [entry[3:] for entry in status if entry.startswith("??")]:
-        yield f"left out, since git does not track them (git add): {shortened(untracked, SHOWN)}"
+        yield f"left out because git does not track them (git add): {shortened(untracked, SHOWN)}"
 
 
 def tests_pass(archive: Path) -> bool:
@@ -77,8 +77,8 @@ def submit(report: Path, folder: Path, adapters: str = NONE) -> None:
             sys.exit(f"{path} is larger than {LARGEST_MB} MB, the largest file that Gradescope accepts")
     print(f"Running the tests of {archive} in an empty folder", flush=True)
     if not tests_pass(archive):
-        sys.exit(f"{archive} cannot be handed in: unpacked into an empty folder, its tests fail, see above")
-    print(f"{archive}: unpacked into an empty folder, its tests pass")
+        sys.exit(f"{archive} cannot be handed in: its tests fail in an empty folder, see above")
+    print(f"{archive}: its tests pass in an empty folder")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def write_verdict(checks: str, report: str, output: str, strict: bool) -> None:
     failed = [row for row in table if row["outcome"] == "failed"]
     if failed and strict:
         details = "; ".join(f"{row['check']}: {row['detail']}" for row in failed)
-        sys.exit(f"{len(failed)} self-checks failed and config.yaml says strict: true: {details}")
+        sys.exit(f"strict is true, and {len(failed)} self-check{'s' * (len(failed) > 1)} failed: {details}")
     applicable = sum(row["outcome"] != "not applicable" for row in table)
     passed = f"{applicable - len(failed)} of {applicable}"
     Path(output).write_text(f"The report is {report} ({passed} self-checks passed)\n", encoding="utf-8")

@@ -23,10 +23,10 @@ def test_the_report_the_page_and_the_next_command_are_named(tmp_path):
     (tmp_path / "report.html").touch()
     assert list(ending(tmp_path, "recorded")) == [
         "The report is x.pdf (3 of 3 self-checks passed)",
-        "Measured cells left out, since this configuration does not plan them: 3. To include them, "
-        "repeat the --config or --configfile that measured them.",
-        f"As a page, with all rows to explore: {tmp_path}/report.html",
-        "- 2.00×: bf16 over fp32",
+        "Measured cells left out because this configuration does not plan them: 3. To include them, "
+        "repeat the --config or --configfile with which they were measured.",
+        f"The page with all rows to explore is {tmp_path}/report.html",
+        "- 2.00× bf16 over fp32",
         "- An answer of 3 ms.",
         "`make` measures this machine.",
     ]

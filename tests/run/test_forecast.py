@@ -72,8 +72,8 @@ def test_every_planned_cell_is_counted_once_and_what_is_too_large_is_named():
     rows, planned = rows_of("2 x RTX 4090")
     for name, count in (*planned.items(), ("total", planned.total())):
         assert sum(int(rows[name][outcome] or 0) for outcome in OUTCOMES) == count, name
-    assert "10B: 4 of 4 (from 104 GB)" in rows["end_to_end"]["which are too large"]
-    assert rows["attention"]["which are too large"] == "sequence 16384: 4 of 8 (from 35 GB)"
+    assert "10B: 4 of 4 (from 104 GB)" in rows["end_to_end"]["cells that are too large"]
+    assert rows["attention"]["cells that are too large"] == "sequence 16384: 4 of 8 (from 35 GB)"
     assert rows["all_reduce"][MORE_GPUS] == "8"  # the launches of four and of six processes over NCCL
     assert int(rows["total"]["minutes"].removeprefix("≥ ")) > 30
 
@@ -90,7 +90,7 @@ def test_what_was_never_timed_makes_a_lower_bound_and_calls_within_a_budget_take
 def test_the_text_of_listed_and_unlisted_gpus():
     text = forecast(plan := plan_for("RTX 3070"), plan.jobs["fsdp"].values())
     assert text.startswith(
-        "1 x NVIDIA GeForce RTX 3070, 8.6 GB: cells by whether they fit into its memory\n\nexperiment  fit"
+        "1 x NVIDIA GeForce RTX 3070, 8.6 GB: number of cells that fit into its memory\n\nexperiment  fit"
     )
     assert "2.7B: 2 of 2 (from 35 GB), 10B: 2 of 2 (from 62 GB)\ntotal" in text
     assert forecast(plan_for("NVIDIA A10G"), []).startswith("No data sheet is listed for nvidia-a10g, so it is unknown")

@@ -110,7 +110,7 @@ def test_an_end_has_its_reason_and_keeps_the_cells_before_it(job, fates, reason)
     ("fate", "sentence"),
     [
         ("out of memory", f"The job has failed: {relaunch.MESSAGE}, before its first cell began.\n"),
-        ("killed", "a limit on memory was reached), before its first cell began.\n"),
+        ("killed", "a memory limit was reached), before its first cell began.\n"),
         ("refuses", ""),  # has said why
     ],
 )

@@ -65,5 +65,5 @@ def test_the_verdict_counts_what_applies(verdict_on, strict):
 
 def test_a_failed_check_fails_a_strict_run_only(verdict_on):
     assert "(1 of 2 self-checks passed)" in verdict_on("passed", "failed", "not applicable")
-    words = "1 self-checks failed and config.yaml says strict: true: check 1: detail 1"
+    words = "strict is true, and 1 self-check failed: check 1: detail 1"
     assert verdict_on("passed", "failed", strict=True) == words

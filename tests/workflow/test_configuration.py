@@ -44,19 +44,23 @@ def test_wrong_contents_end_in_a_sentence(project):
     contents.write_text(before)
 
 
-NOT_MEASURED = "nothing is measured if recorded is 'nvidia-h200'; allowed: all, writeup, or figures"
+NOT_MEASURED = "recorded is 'nvidia-h200', so nothing is measured; allowed: all, writeup or figures"
 
 
 @pytest.mark.parametrize(
     ("target", "changes", "sentence"),
     [
         ("end_to_en", [], "the target is 'end_to_en'; allowed: end_to_end, or a file that a rule makes"),
-        ("on_4_gpus", [], "on_4_gpus has no jobs on cpu; another machine: --config machine='4 x H200'"),
+        (
+            "on_4_gpus",
+            [],
+            "on_4_gpus has no jobs on cpu; allowed: a machine with these GPUs, as in --config machine='4 x H200'",
+        ),
         ("accumulation", ["recorded=nvidia-h200"], NOT_MEASURED),
         ("kernel_trace", ["recorded=nvidia-h200"], NOT_MEASURED),
         ("check", [], "bundle is 'none'; allowed: the path of a bundle"),
         ("verify", [], "implementations names none; allowed: at least one, as in --config "),
-        ("writeup", [], "results/cpu/raw has none of the planned results; allowed: `snakemake`, which measures"),
+        ("writeup", [], "results/cpu/raw has none of the planned results; run `snakemake` to measure them"),
         ("compare", [], "with is 'none'; allowed: a label in results/ or recorded/, or a folder"),
         # Names too long for a file, which only the system refuses.
         ("compare", [f"with={'x' * 300}"], f"no results are named '{'x' * 60}'; allowed: "),
@@ -102,7 +106,7 @@ def test_a_second_run_and_ctrl_c_during_the_tests_of_the_code_end_in_a_sentence(
         while "Testing the code" not in running.stderr.readline():
             pass
         second = snakemake(folder, "measurements", check=False)
-        assert "Error: another run uses this folder; allowed: one at a time. " in second
+        assert "Error: another run is working in this folder; allowed: one at a time. " in second
         os.killpg(running.pid, signal.SIGINT)
         assert running.stderr.read() == "The run was ended by Ctrl-C, before anything was measured or made.\n"
     assert not list(folder.glob(".snakemake/locks/*"))
@@ -126,7 +130,7 @@ def test_a_dry_run_says_what_another_machine_measures_and_can_hold(tmp_path):
     own = "sizes={mine: {d_model: 64, d_ff: 128, num_layers: 1, num_heads: 2}}"  # numbers, as in a file
     output = snakemake(folder, "-n", "attention", "fsdp", "--config", "machine=2xRTX4090", own)
     title, table = (
-        "2 x NVIDIA GeForce RTX 4090, 25.8 GB: cells by whether they fit into its memory",
+        "2 x NVIDIA GeForce RTX 4090, 25.8 GB: number of cells that fit into its memory",
         "2.7B: 2 of 2 (from 35 GB)",
     )
     assert output.count(title) == output.count(table) == 1

@@ -50,17 +50,19 @@ def test_what_git_tracks_is_packed_and_a_forgotten_file_is_noticed(checkout):
     command = [sys.executable, "-m", "scripts.stages.submission", "results/cpu/writeup.pdf", "submission", "../mine"]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "code.zip: left out, since git does not track them (git add): tests/planted.py\n" in done.stdout
-    assert "code.zip: left out, since it is another folder: your solution ../mine; hand in" in done.stdout
-    assert "unpacked into an empty folder, its tests fail" in done.stderr
+    assert "code.zip: left out because git does not track them (git add): tests/planted.py\n" in done.stdout
+    assert "code.zip: your solution ../mine is left out because it is in another folder; hand in" in done.stdout
+    assert "its tests fail in an empty folder" in done.stderr
 
     git(checkout, "add", ".")
     (checkout / "README.md").write_text("changed\n")
     (checkout / "CITATION.cff").unlink()
     printed = snakemake(checkout, "submission", "--allowed-rules", "submission")
-    changed = "changed since the last commit, and included as they are now: CITATION.cff, README.md, tests/planted.py\n"
+    changed = (
+        "changed since the last commit, and included with the changes: CITATION.cff, README.md, tests/planted.py\n"
+    )
     assert f"code.zip: {changed}" in printed
-    assert "code.zip: unpacked into an empty folder, its tests pass" in printed
+    assert "code.zip: its tests pass in an empty folder" in printed
     assert (checkout / "submission/writeup.pdf").read_text() == "made before"
 
     archive = ZipFile(checkout / "submission/code.zip")
