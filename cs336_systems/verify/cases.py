@@ -135,10 +135,10 @@ def attention_cases() -> Iterator[Case]:
             yield attention_case("beyond", name, (2, 128, 64), causal, dtype=dtype)
             for shape in ((3, 77, 16), (2, 300, 32), (1, 1, 16), (5, 65, 128)):
                 yield attention_case(
-                    "beyond", f"{name} at a length that is no multiple of a tile", shape, causal, dtype=dtype
+                    "beyond", f"{name}, length not a multiple of the tile size", shape, causal, dtype=dtype
                 )
-        yield attention_case("beyond", "scores whose exponentials overflow", (2, 128, 32), causal, scale=5.0)
-        yield attention_case("beyond", "inputs that are not contiguous", (2, 128, 16), causal, strided=True)
+        yield attention_case("beyond", "scores with overflowing exponentials", (2, 128, 32), causal, scale=5.0)
+        yield attention_case("beyond", "non-contiguous inputs", (2, 128, 16), causal, strided=True)
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -320,13 +320,11 @@ def check_fsdp(case: Case, given: Given, answers: list[Answer]) -> Finding:
 def fsdp_cases() -> Iterator[Case]:
     """Cases of FSDP: ranks start with equal weights, as in the handout's tests, except in one case beyond it."""
     case = partial(training_case, "fsdp", check=check_fsdp, alike=True, compute_dtype="", shared=False)
-    yield case("handout", "weights and each rank's share of them", "normed", 2, shared=True)
+    yield case("handout", "weights, and a share of them on each rank", "normed", 2, shared=True)
     yield case("handout", "compute_dtype bf16 with fp32 weights", "normed", 2, compute_dtype="bfloat16")
     yield case("beyond", "a frozen parameter", "plain", 2)
     for ranks in (2, 4):
-        yield case(
-            "beyond", "row counts that are no multiple of the ranks, tied, frozen and unused parameters", "odd", ranks
-        )
+        yield case("beyond", "row counts not divisible by the ranks, tied, frozen and unused parameters", "odd", ranks)
         yield case("beyond", "checkpointed blocks", "checkpointed", ranks)
     yield case("beyond", "a share of the weights", "plain", 4, shared=True)
     yield case("beyond", "tied weights", "tied", 2)
@@ -415,8 +413,8 @@ def sharded_optimizer_cases() -> Iterator[Case]:
         for optimizer in OPTIMIZERS:
             yield case("beyond", "odd shapes, frozen and unused parameters", ODD_SHAPES, ranks, optimizer)
         yield case("beyond", "fewer parameters than ranks", {"only": (3, 5)}, ranks)
-        yield case("beyond", "groups and a changing learning rate", ODD_SHAPES, ranks, groups=GROUPS, decay=0.5)
-        yield case("beyond", "a group added later", ODD_SHAPES, ranks, "SGD", groups=GROUPS, add_later=True)
+        yield case("beyond", "parameter groups, a changing learning rate", ODD_SHAPES, ranks, groups=GROUPS, decay=0.5)
+        yield case("beyond", "a parameter group added later", ODD_SHAPES, ranks, "SGD", groups=GROUPS, add_later=True)
     yield case("beyond", "a share of the state", plain, 4, shared=True)
 
 

@@ -110,7 +110,7 @@ class Launcher:
         assert self._control
         if message := self._control.recv(2**16):
             return message
-        raise ConnectionError("the code under test has ended the process that started it")
+        raise ConnectionError("the code under test ended the process that launched it")
 
     def _start(self) -> None:
         self.__exit__(None, None, None)

@@ -151,7 +151,7 @@ def explain(answers: Sequence[Answer], ends: Sequence[int | None], out_of_time: 
         return of_error(min(first or raised, key=lambda each: not each.where))
     if out_of_time:
         return "timed out", ""
-    return "crashed", "a rank waits forever"
+    return "crashed", "a rank hangs"
 
 
 def of_error(raised: Raised) -> Finding:
@@ -193,11 +193,11 @@ def conclude(cases: Sequence[CaseResult]) -> tuple[str, str]:
     handout = [case for case in cases if case.requirement == "handout"]
     first = {case.outcome: case for case in reversed(handout)}
     summary = "; ".join(
-        summed_up([case for case in cases if case.requirement == requirement], words)
-        for requirement, words in (("handout", "of the handout"), ("beyond", "beyond it"))
+        summed_up([case for case in cases if case.requirement == requirement], kind)
+        for requirement, kind in (("handout", "handout"), ("beyond", "other"))
     )
     if any(case.reason == TF32 for case in cases if case.outcome == "passed"):
-        summary += "; TF32: its fp32 results are only as exact as TF32 matmuls"
+        summary += "; its fp32 results are only as accurate as TF32 matmuls"
     wrong: tuple[tuple[Outcome, str], ...] = (("failed", WRONG), ("crashed", CRASHED), ("timed out", TIMED_OUT))
     for outcome, verdict in wrong:
         if case := first.get(outcome):
@@ -213,12 +213,12 @@ def conclude(cases: Sequence[CaseResult]) -> tuple[str, str]:
     return (CANNOT_RUN if missing.outcome == "cannot run here" else UNSUPPORTED), missing.reason
 
 
-def summed_up(cases: Sequence[CaseResult], words: str) -> str:
+def summed_up(cases: Sequence[CaseResult], kind: str) -> str:
     """How many of the supported cases are right, and how many cases are not supported."""
     counts = Counter(case.outcome for case in cases)
     others = counts["unsupported"] + counts["cannot run here"]
     if cases and others == len(cases):
-        return f"{others} cases {words} not supported"
+        return f"{others} {kind} case{'s' * (others > 1)} not supported"
     more = f" and {others} not supported" if others else ""
     more += f" and {late} timed out" if (late := counts["timed out"]) else ""
-    return f"{counts['passed']} of {len(cases) - others} cases {words} right{more}"
+    return f"{counts['passed']} of {len(cases) - others} {kind} cases right{more}"

@@ -94,7 +94,7 @@ def test_what_never_ends_has_timed_out(verified):
     result = verified("import time\ndef f(q, k, v, is_causal=False):\n    time.sleep(300)\n", limit_s=5)
     assert (result.verdict, time.monotonic() - start < 30) == (TIMED_OUT, True)
     assert result.reason.startswith("fp32 forward ([4, 128, 64], all keys): it takes longer than 5 s (0 of 12 cases")
-    assert "0 of 24 cases beyond it right and 24 timed out" in result.reason
+    assert "0 of 24 other cases right and 24 timed out" in result.reason
 
 
 def test_what_it_starts_ends_with_it(verified, tmp_path):
@@ -149,7 +149,7 @@ def test_the_handout_is_kept_apart_from_what_is_beyond_it(verified):
     )
     result = verified(powers_of_two)
     assert result.verdict == RIGHT
-    assert result.reason == "12 of 12 cases of the handout right; 8 of 24 cases beyond it right"
+    assert result.reason == "12 of 12 handout cases right; 8 of 24 other cases right"
 
 
 ROUNDED = f"""
@@ -189,7 +189,7 @@ def test_forward_only_and_without_a_mask_is_no_wrong_result_in_pytorch(verified)
     ignores = "it ignores is_causal, as the handout's PyTorch version may"
     assert {reason for _, reason, _ in result.grouped if "mask" in reason or "causal" in reason} == {ignores}
     assert not result.of("failed", "handout")
-    summary = f"4 of 4 cases of the handout right and 8 not supported; .*: it has no backward pass; {ignores}"
+    summary = f"4 of 4 handout cases right and 8 not supported; .*: it has no backward pass; {ignores}"
     assert re.fullmatch(summary, result.reason)
 
 

@@ -92,18 +92,18 @@ SOLUTIONS = {
     ),
     "FSDP of the handout's layers": (
         {"tests/adapters.py": FSDP_ADAPTERS, "cs336_systems/fsdp.py": FSDP, **BASICS},
-        {"adapter-fsdp": (RIGHT, "^1 of 1 cases of the handout right and 1 not supported")},
+        {"adapter-fsdp": (RIGHT, "^1 of 1 handout cases right and 1 not supported")},
     ),
     "the same where the handout's layers are another repository's": (
         {"tests/adapters.py": FSDP_ADAPTERS, "cs336_systems/fsdp.py": FSDP},
-        {"adapter-fsdp": (RIGHT, "^1 of 1 cases of the handout right and 1 not supported")},
+        {"adapter-fsdp": (RIGHT, "^1 of 1 handout cases right and 1 not supported")},
     ),
     "a class with the function that gathers its weights next to it": (
         {
             "implementations.yaml": "fsdp: {mine: 'cs336_systems.fsdp:FSDP'}\n",
             "cs336_systems/fsdp.py": f"{FSDP}\ndef get_full_params_state_dict(model):\n    return model.collect()\n",
         },
-        {"mine": (RIGHT, "^1 of 1 cases of the handout right")},
+        {"mine": (RIGHT, "^1 of 1 handout cases right")},
     ),
     "an optimizer in a folder of sources": (
         {
@@ -112,14 +112,14 @@ SOLUTIONS = {
             "    return optim.ShardedOptimizer(params, optimizer_cls, **kwargs)\n",
             "src/cs336_systems/optim.py": EXAMPLES["sharded_optimizer"],
         },
-        {"adapter-optimizer": (RIGHT, "2 of 2 cases of the handout right; 11 of 11 cases beyond it")},
+        {"adapter-optimizer": (RIGHT, "2 of 2 handout cases right; 11 of 11 other cases")},
     ),
     "an optimizer whose own groups lack the learning rate, which only schedulers need": (
         {
             "implementations.yaml": "sharded_optimizer: {mine: 'optim:ShardedOptimizer'}\n",
             "optim.py": EXAMPLES["sharded_optimizer"].replace("__init__(params, kwargs)", "__init__(params, {})"),
         },
-        {"mine": (RIGHT, "2 of 2 cases of the handout right; 9 of 11 cases beyond it")},
+        {"mine": (RIGHT, "2 of 2 handout cases right; 9 of 11 other cases")},
     ),
     "nothing yet": (
         {
