@@ -221,7 +221,7 @@ def _mistake(content: Mapping[str, Any], error: ValidationError) -> Mistake:
     schema, value, path = _follow(content, place)
     where = ".".join(map(str, path)) or "the top level"
     if first["type"] == "missing":
-        return Mistake(path, f"{loc[-1]!r} is a required property in {where}")
+        return Mistake(path, f"{'.'.join(map(str, (*path, loc[-1])))} is missing")
     if place == loc or path != place:
         return Mistake(path, f"{where} is {_quoted(value)}; allowed: {schema['description']}")
     if "propertyNames" in schema:

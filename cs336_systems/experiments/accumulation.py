@@ -18,7 +18,7 @@ class Accumulation(Experiment):
     addend: Literal["fp32", "fp16", "bf16"] = "fp32"
     """Dtype to which 0.01 is rounded."""
     cast: bool = False
-    """Whether the addend is cast to the accumulator's dtype before the addition (type promotion gives the same sum
-    without the cast, as the experiment shows)."""
+    """Whether the addend is cast to the accumulator's dtype first; type promotion gives the same sum without the
+    cast."""
     additions: Positive = 1000
     """Number of additions of 0.01."""

@@ -17,7 +17,7 @@ class Attention(Experiment):
     numeric_tests: ClassVar[tuple[str, ...]] = ("attention.test_attention",)
 
     sequence: Positive = 1024
-    """Queries, and keys, per sequence."""
+    """Sequence length of queries and keys."""
     d: Positive = 64
     """Head dimension."""
     batch_size: Positive = 8

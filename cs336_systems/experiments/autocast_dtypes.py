@@ -8,7 +8,7 @@ from cs336_systems.experiments.base import Experiment
 
 @dataclass(frozen=True, kw_only=True)
 class AutocastDtypes(Experiment):
-    """Observe the data type of every component of a toy model (Linear, ReLU, LayerNorm, Linear) under autocast."""
+    """Report the dtype of every component of a toy model (Linear, ReLU, LayerNorm, Linear) under autocast."""
 
     name: ClassVar[str] = "autocast_dtypes"
 

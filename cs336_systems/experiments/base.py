@@ -171,7 +171,10 @@ def explain(error: Exception) -> str:
         return first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
         return f"{key} is missing"
-    return f"{key} is {first['input']!r}; allowed: {first['msg'].removeprefix('Input should be ')}"
+    allowed = first["msg"].removeprefix("Input should be ")
+    for word, shorter in (("greater than or equal to", "at least"), ("less than or equal to", "at most")):
+        allowed = allowed.replace(word, shorter)
+    return f"{key} is {first['input']!r}; allowed: {allowed.replace('greater than', 'above')}"
 
 
 def field_docs(owner: type) -> dict[str, str]:

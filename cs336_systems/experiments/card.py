@@ -8,7 +8,7 @@ from cs336_systems.experiments.base import Experiment, Positive
 
 @dataclass(frozen=True, kw_only=True)
 class Card(Experiment):
-    """Measure the rates that a GPU reaches and the state that its driver reports meanwhile, one GPU at a time."""
+    """Measure the rates that each GPU reaches, and the state that its driver reports at the same time."""
 
     name: ClassVar[str] = "card"
     on_request: ClassVar[bool] = True
@@ -18,9 +18,9 @@ class Card(Experiment):
     instrument: Literal["facts", "matmul", "memory", "attention", "launches", "training", "transfers", "all_reduce"] = (
         "facts"
     )
-    """facts: limits, modes and error counters that the driver reports. matmul: at the models' shapes, by precision.
-    memory: copy, read and write beyond the caches. attention: forward and backward, with each library. launches: of
-    empty kernels, from the host and in a CUDA graph. training: the ladder's captured step. transfers: between host and
-    device. all_reduce: between each pair of GPUs; between two threads on a CPU."""
+    """facts: limits, modes and error counters that the driver reports. matmul: the models' shapes in each precision.
+    memory: copies, reads and writes too large for the caches. attention: forward and backward, with each library.
+    launches: empty kernels, from the host and in a CUDA graph. training: the ladder's captured step. transfers: between
+    host and device. all_reduce: between each pair of GPUs; on a CPU, between two threads."""
     milliseconds: Positive = 500
-    """Minimum time for which each workload is repeated."""
+    """Minimum time for which each workload is repeated, in ms."""

@@ -20,7 +20,7 @@ class Checkpointing(ModelExperiment):
     attention: Literal["plain", "flash"] = "plain"
     """plain materializes the score matrix; flash is this project's FlashAttention-2."""
     segment: NonNegative = 0
-    """Consecutive blocks that keep only their input and are recomputed in the backward pass; 0: no checkpointing."""
+    """Consecutive blocks per segment, which keeps only its input and is recomputed in the backward pass; 0: none."""
     warmup: NonNegative = 2
     """Steps run before timing begins."""
     steps: Positive = 3

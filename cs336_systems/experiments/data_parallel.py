@@ -102,17 +102,17 @@ class TrainingOnRanks(ModelExperiment):
     precision: Literal["fp32", "bf16"] = "fp32"
     """fp32 with TF32 off, or bf16 autocast over fp32 weights, whose gradients are fp32."""
     processes: Annotated[int, Ge(2)] = 2  # type: ignore[misc]  # a class variable of experiments that do not vary it
-    """Processes that train together, one per GPU where there are GPUs."""
+    """Processes that train together, one per GPU if there are GPUs."""
     rounds: Positive = 2
     """Rounds of interleaved contenders, each with a new model and optimizer."""
     warmup: NonNegative = 2
-    """Steps of each turn before timing begins: in them optimizers create their state, PyTorch's wrapper rebuilds its
+    """Steps of each turn before timing begins, in which optimizers create their state, PyTorch's wrapper rebuilds its
     buckets, and our FSDP records the order of layers."""
     steps: Positive = 4
     """Steps timed in each turn."""
     model: ModelClass = "cs336_systems.model:TransformerLM"
-    """The model class, as package.module:Class; any class with TransformerLM's arguments works. To be compiled, or
-    sharded by block, it needs its blocks in `blocks`."""
+    """The model class, as package.module:Class; any class with TransformerLM's arguments works. Compiling it,
+    or sharding it by block, requires its blocks in `blocks`."""
 
     def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
         """Describe the step of each contender."""

@@ -67,14 +67,14 @@ CONTENDERS = (
     AttentionContender(
         name="plain",
         title="plain",
-        about="the score matrix in memory",
+        about="materializes the score matrix",
         builder=f"{_BUILDERS}:plain",
         kernel="softmax",
     ),
     AttentionContender(
         name="sdpa_flash",
         title="SDPA flash",
-        about="a backend of PyTorch's scaled_dot_product_attention",
+        about="PyTorch's scaled_dot_product_attention with its FlashAttention backend",
         builder=f"{_BUILDERS}:sdpa",
         foreign=True,
         precisions=("bf16",),
@@ -85,7 +85,7 @@ CONTENDERS = (
     AttentionContender(
         name="sdpa_cudnn",
         title="SDPA cuDNN",
-        about="another",
+        about="the same with its cuDNN backend",
         builder=f"{_BUILDERS}:sdpa",
         foreign=True,
         devices=("cuda",),
@@ -106,7 +106,7 @@ CONTENDERS = (
     AttentionContender(
         name="flash_attention_4",
         title="FlashAttention-4",
-        about="its package, if installed",
+        about="the package flash-attn-4, if installed",
         builder=f"{_BUILDERS}:flash_attention_4",
         foreign=True,
         devices=("cuda",),
@@ -148,7 +148,7 @@ def _known(implementation: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Flash(Experiment):
-    """Time attention implementations against each other: forward, backward, both, and peak memory."""
+    """Time attention implementations against each other: forward, backward and both; with peak memory."""
 
     name: ClassVar[str] = "flash"
     details: ClassVar[tuple[str, ...]] = ("kernels",)
@@ -166,11 +166,11 @@ class Flash(Experiment):
     added_later: ClassVar[Mapping[str, Any]] = {"batch_size": 1, "causal": True, "kernels": ""}
 
     sequence: Positive = 1024
-    """Queries, and keys, per sequence."""
+    """Sequence length of queries and keys."""
     d: Positive = 64
     """Head dimension."""
     heads: Positive = 1
-    """Heads."""
+    """Number of heads."""
     batch_size: Positive = 1
     """Sequences per batch."""
     causal: bool = True
@@ -178,12 +178,12 @@ class Flash(Experiment):
     precision: Literal["fp32", "bf16"] = "bf16"
     """Dtype of the inputs; fp32 has TF32 off."""
     compiled_call: bool = False
-    """Whether the function of q, k and v runs through torch.compile, as on the leaderboard; then it is also timed under
+    """Whether the attention function runs through torch.compile, as on the leaderboard; if so, it is also timed with
     the handout's protocol."""
     rep: Positive = 100
     """Milliseconds of timed calls that do_bench aims for; on a CPU, ten calls are timed."""
     implementation: Annotated[str, AfterValidator(_known)] = "triton"
-    """The implementation; your own is called with q, k, v, [batch x heads, sequence, d], and is_causal."""
+    """The implementation. Your own is called with q, k and v of [batch x heads, sequence, d], and is_causal."""
 
     @property
     def contender(self) -> AttentionContender:

@@ -69,8 +69,8 @@ class FullyShardedTraining(TrainingOnRanks):
 
     size: Size = "2.7B"
     precision: Literal["fp32", "bf16"] = "fp32"
-    """fp32 with TF32 off, or bf16 compute over fp32 weights: with autocast if the weights are replicated, and by
-    gathering weights and reducing gradients in bf16 if they are sharded."""
+    """fp32 with TF32 off, or bf16 compute over fp32 weights: autocast if weights are replicated; if they are sharded,
+    weights are gathered and gradients reduced in bf16."""
     compiled: bool = False
     """Whether each Transformer block is compiled separately; the step is launched call by call."""
     implementation: Annotated[str, own_next_to(CONTENDERS)] = ""

@@ -8,7 +8,7 @@ from cs336_systems.experiments.base import ModelClass, ModelExperiment, NonNegat
 
 @dataclass(frozen=True, kw_only=True)
 class KernelProfile(ModelExperiment):
-    """Profile the kernels (on a CPU: operators) of a language model's step, their durations, and what launched them."""
+    """Profile a language model's step: its kernels (on a CPU, operators), their durations, and what launched them."""
 
     name: ClassVar[str] = "kernel_profile"
     details: ClassVar[tuple[str, ...]] = ("stage", "range", "category", "kernel")

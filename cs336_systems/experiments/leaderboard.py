@@ -55,7 +55,7 @@ class Leaderboard(Experiment):
     recomputed: Annotated[int, Ge(AUTO)] = AUTO
     """Blocks recomputed in the backward pass, except attention; -1: as few as memory allows."""
     warmup: Positive = 1
-    """Steps run before timing begins; the first one ends the cold start."""
+    """Steps run before timing begins; the first one includes one-time costs."""
     steps: Positive = 3
     """Steps timed."""
 

@@ -171,15 +171,15 @@ class TrainingLadder(Experiment):
     rungs: Annotated[str, AfterValidator(_known_rungs)] = "ladder"
     """Rungs to measure, or groups of them, separated by commas."""
     part: Literal["steps", "training", "processes"] = "steps"
-    """steps: times of steps, and of a step's parts alone; training: losses after training, and gradients; processes:
-    times of steps of several processes, each on its own sequences."""
+    """steps: time each step, and a step's parts alone. training: compare gradients, and losses after training.
+    processes: time steps of several processes, each on its own sequences."""
     processes: Annotated[int, Ge(1)] = 1  # type: ignore[misc]  # a class variable of experiments that do not vary it
     """Number of processes that measure together, one per GPU if there are GPUs."""
     warmup: NonNegative = 2
     """Steps run before timing begins, in addition to those before a CUDA graph is captured."""
     steps: Positive = 9
-    """Steps timed on a CPU, fewer if they are slow; on a GPU a step runs until steady state. For part training:
-    training steps."""
+    """Steps timed on a CPU, fewer if they are slow; on a GPU a step runs until steady state. For part training, the
+    number of training steps."""
 
     @property
     def has_fp8(self) -> bool:
