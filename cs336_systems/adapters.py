@@ -88,7 +88,7 @@ class Adapters:
         """
         wrap = self.load(self.path)
         if compute_dtype is not None and "compute_dtype" not in inspect.signature(wrap).parameters:
-            raise NotImplementedError("it takes no compute_dtype")
+            raise NotImplementedError("it does not accept compute_dtype")
         wrapped = wrap(module, **({} if compute_dtype is None else {"compute_dtype": compute_dtype}))
         return self._with_adapters(wrapped) if self.adapter else by_methods(wrapped, load_module(self.path))
 

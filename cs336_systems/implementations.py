@@ -95,7 +95,7 @@ def parse(text: str) -> Implementation:
     """
     if len(text) > LONGEST_NAME + LONGEST_PATH:
         raise ValueError(
-            f"{PARAMETER} is {text[:40]!r}..., of {len(text)} letters; allowed: {SHAPE}, up to {LONGEST_PATH}"
+            f"{PARAMETER} is {text[:40]!r}..., of {len(text)} characters; allowed: {SHAPE}, up to {LONGEST_PATH}"
         )
     name = rf"[A-Za-z][\w-]{{0,{LONGEST_NAME - 1}}}"
     if not re.fullmatch(rf"{name}=(?u:{FOLDER}/)?[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text, re.ASCII):

@@ -272,7 +272,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None,
         raise ValueError(f"Attention needs at least one key, got k of shape {list(k_shape)}.")
     for d in (q_shape[-1], v_shape[-1]):
         if not 1 <= d <= MAX_HEAD_DIM:
-            raise ValueError(f"The head dimension must lie between 1 and {MAX_HEAD_DIM}, got {d}.")
+            raise ValueError(f"The head dimension must be between 1 and {MAX_HEAD_DIM}, got {d}.")
 
 
 def _check_groups(q_shape: torch.Size, k_shape: torch.Size, enable_gqa: bool) -> None:
@@ -281,7 +281,7 @@ def _check_groups(q_shape: torch.Size, k_shape: torch.Size, enable_gqa: bool) ->
     alike = len(q_shape) == len(k_shape) > 2 and q_shape[:-3] == k_shape[:-3] and q_shape[-1] == k_shape[-1]
     if not alike:
         raise ValueError(
-            f"q and k may differ only in the second last axis and, with enable_gqa, in the number of heads, {shapes}."
+            f"q and k may differ only in the second-to-last axis and, with enable_gqa, the number of heads, {shapes}."
         )
     if not enable_gqa:
         raise ValueError(f"q and k may differ in the number of heads only with enable_gqa=True, {shapes}.")

@@ -180,7 +180,7 @@ def _parse_window(window_size: object) -> tuple[int, int]:
     sides = [OPEN if side is None else side for side in sides]
     if isinstance(window_size, int) or len(sides) != 2 or not all(type(x) is int and x >= OPEN for x in sides):
         raise ValueError(
-            "window_size must be (left, right), each a number of keys from 0 or -1 for unlimited, got "
+            "window_size must be (left, right), each a number of keys from 0, or -1 for unlimited, got "
             f"{shown(window_size)}."
         )
     return sides[0], sides[1]

@@ -67,8 +67,8 @@ def check_unchanged(name: str, parameter: nn.Parameter, dtype: torch.dtype, devi
     """Raise a RuntimeError if a wrapped parameter's dtype or device changed, or a hook of it would never run."""
     if parameter.dtype != dtype or parameter.device != device:
         raise RuntimeError(
-            f"{name} became {parameter.dtype} on {parameter.device} after wrapping; allowed: {dtype} on {device}: cast "
-            "and move a module before it is wrapped"
+            f"{name} became {parameter.dtype} on {parameter.device} after wrapping; allowed: {dtype} on {device}; cast "
+            "and move a module before wrapping it"
         )
     if parameter._backward_hooks:
         raise RuntimeError(

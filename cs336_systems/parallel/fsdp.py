@@ -184,8 +184,8 @@ class FullyShardedDataParallel(WrappedModule):
             return self._evaluate(*args, **kwargs)
         if self._arrived:
             raise RuntimeError(
-                "finish_gradient_synchronization() was not called after the last backward pass; allowed: to call it, "
-                "or the wrapper's zero_grad(), which drops the gradients of that pass"
+                "finish_gradient_synchronization() was not called after the last backward pass; allowed: calling it, "
+                "or the wrapper's zero_grad() to drop the gradients of that pass"
             )
         self._end_backward()  # It may have failed.
         self._free_all()
@@ -334,7 +334,7 @@ class FullyShardedDataParallel(WrappedModule):
                 p._version != before and p.requires_grad for p, before in zip(self._known, self._versions, strict=True)
             ):
                 raise RuntimeError(
-                    "a parameter was changed between the forward pass and the backward pass, which gathers it again; "
+                    "a parameter was changed between the forward pass and the backward pass, which both gather it; "
                     "allowed: changes after the backward pass"
                 )
             self._in_backward = True
@@ -451,8 +451,8 @@ def expose(weights: Sequence[ShardedWeight], device: torch.device, group: dist.P
 def refuse_copies() -> NoReturn:
     """Raise a RuntimeError that says why FSDP modules cannot be copied."""
     raise RuntimeError(
-        "a FullyShardedDataParallel and its modules cannot be copied or pickled: hooks of the copy would gather the "
-        "weights of this one; allowed: state_dict()"
+        "a FullyShardedDataParallel and its modules cannot be copied or pickled: the copy's hooks would gather the "
+        "original's weights; allowed: state_dict()"
     )
 
 

@@ -55,7 +55,7 @@ def check_member(group: dist.ProcessGroup | None) -> None:
     """Raise a ValueError if this process is not a member of a process group."""
     if dist.get_rank(group) < 0:
         raise ValueError(
-            f"process_group does not have rank {dist.get_rank()}; allowed: None, or a group with this process"
+            f"process_group does not contain rank {dist.get_rank()}; allowed: None, or a group with this process"
         )
 
 

@@ -191,7 +191,7 @@ class ShardedOptimizer(Optimizer):
             for x, values in zip((self, self._local), before, strict=True):
                 vars(x).update(values)
             raise ValueError(
-                f"a state or group has no {error.args[0]}; allowed: those of {type(self._local).__name__}"
+                f"a state or group has no {error.args[0]}; allowed: states and groups of {type(self._local).__name__}"
             ) from None
 
     def _check_saved(self, parameter: nn.Parameter, state: Mapping[str, Any]) -> None:

@@ -70,7 +70,7 @@ class SymmetricMemoryDataParallel(OverlappedDataParallel):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         raise TypeError(
-            "a SymmetricMemoryDataParallel cannot be copied; allowed: a new one of copy.deepcopy(its module)"
+            "a SymmetricMemoryDataParallel cannot be copied; allowed: a new one for copy.deepcopy(its module)"
         )
 
     def _send(self, bucket: Bucket) -> None:

@@ -79,8 +79,8 @@ def check_unwrapped(module: nn.Module, wrappers: tuple[type, ...] = (WrappedModu
     for name, part in module.named_modules():
         if isinstance(part, wrappers):
             raise ValueError(
-                f"{name or 'the module'} is a {type(part).__name__}, which averages gradients; allowed: the module in "
-                "it"
+                f"{name or 'the module'} is a {type(part).__name__}, which averages gradients; allowed: the module "
+                "that it wraps"
             )
 
 
@@ -125,8 +125,7 @@ def check_complete_in_backward(parameters: Iterable[Tensor], user: str) -> None:
             )
         if other := _user_of(parameter):
             raise ValueError(
-                f"{other} already consumes a parameter's gradient in the backward pass; allowed: only one of it and "
-                f"{user}"
+                f"{other} already consumes a parameter's gradient in the backward pass; allowed: either it or {user}"
             )
 
 

@@ -110,7 +110,7 @@ def _names_in(update: UpdateInBackward, model: nn.Module) -> list[str]:
     if foreign := [parameter for parameter in parameters if parameter not in names]:
         shape = list(foreign[0].shape)
         raise ValueError(
-            f"the optimizer has a parameter of shape {shape} that is not the model's; allowed: the model's"
+            f"the optimizer has a parameter of shape {shape} that is not the model's; allowed: the model's parameters"
         )
     return [names[parameter] for parameter in parameters]
 

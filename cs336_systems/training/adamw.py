@@ -302,7 +302,9 @@ class MasterAdamW(Optimizer):
             if table.holds(members, self.state):
                 return table
         if _capturing(kind[0]):
-            raise RuntimeError("parameters or their state are new or have moved; call prepare() before a CUDA graph")
+            raise RuntimeError(
+                "parameters or their state are new or have moved; call prepare() before capturing a CUDA graph"
+            )
         return None
 
     def _make_table(self, kind: Kind) -> ParameterTable:

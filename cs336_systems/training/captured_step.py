@@ -263,7 +263,7 @@ def _check_inputs(batch: tuple[Any, ...], accumulate: int) -> None:
     if len(lengths) != 1 or (length := lengths.pop()) == 0 or length % accumulate:
         shapes = " and ".join(str(list(x.shape)) for x in batch) or "none"
         raise ValueError(
-            f"the arguments' shapes are {shapes}; allowed: the same axis 0, of {accumulate} equal parts, for accumulate"
+            f"the arguments' shapes are {shapes}; allowed: one length of axis 0, divisible by accumulate={accumulate}"
         )
 
 

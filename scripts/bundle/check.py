@@ -171,6 +171,6 @@ def main(path: str) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("python -m scripts.bundle.check FILE checks one bundle: the limits of time and memory are a process's")
+        sys.exit("python -m scripts.bundle.check FILE checks one bundle, as time and memory are limited per process")
     limit(sys.argv[1])
     main(sys.argv[1])

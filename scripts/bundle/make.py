@@ -64,7 +64,7 @@ def bundle(csvs: Sequence[str], plan: str, coverage: str, checks: str, output: s
     files |= {name: Path(path).read_bytes() for name, path in sources.items()}
     for name in files:
         if not NAME.fullmatch(name):
-            raise Refused(f"{name!r} is not the name of a file in a bundle; allowed: see docs/sharing-results.md")
+            raise Refused(f"{name!r} does not belong in a bundle; allowed: the files in docs/sharing-results.md")
     files[METADATA] = json.dumps(describe(files, rows), indent=1, sort_keys=True, ensure_ascii=False).encode()
     pack(Path(output), files, date=max(DATE, max(map(measured_at, each(rows))).timetuple()[:6]))
 

@@ -43,7 +43,7 @@ def promote(results: Path, recorded: Path, *, overwrite: bool = True) -> list[Pa
     contents = {recorded / name: path.read_bytes() for name, path in files.items()}
     for copy, content in contents.items():
         if not overwrite and copy.exists() and copy.read_bytes() != content:
-            raise ValueError(f"{copy} is there already, with other content; allowed: files that are not recorded yet")
+            raise ValueError(f"{copy} already exists with other content; allowed: files that are not recorded yet")
     read_rows([*there, *(path for path in csvs if recorded / path.relative_to(results) not in there)], recorded.name)
     read_cards(results, recorded.name)
     for name, path in files.items():

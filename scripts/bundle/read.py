@@ -116,7 +116,7 @@ def read_archive(path: Path) -> dict[str, bytes]:
         if (total := sum(entry.file_size for entry in entries)) > LARGEST_TOTAL_MB * MB:
             raise ValueError(f"it unpacks to {total / MB:.0f} MB; allowed: at most {LARGEST_TOTAL_MB}")
         if len({entry.filename.casefold() for entry in entries}) < len(entries):
-            raise ValueError("two of its entries are on some disks the same file; allowed: different names")
+            raise ValueError("two of its entries have the same name, ignoring case; allowed: different names")
         return {entry.filename: _content(packed, entry) for entry in entries}
 
 
@@ -124,7 +124,9 @@ def _content(packed: ZipFile, entry: ZipInfo) -> bytes:
     """An entry's bytes: no more are unpacked than its directory states, and their CRC must be right."""
     name = entry.orig_filename  # `filename` ends at a null byte
     if not NAME.fullmatch(name):
-        raise ValueError(f"its entry {name!r} is none of a bundle's; allowed: see docs/sharing-results.md")
+        raise ValueError(
+            f"its entry {name!r} does not belong in a bundle; allowed: the files in docs/sharing-results.md"
+        )
     plain = stat.S_IFMT(entry.external_attr >> 16) in (0, stat.S_IFREG)
     if not plain or entry.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
         raise ValueError(f"its entry {name!r} is a link, a folder or a device, or not deflated; allowed: plain files")
@@ -134,7 +136,7 @@ def _content(packed: ZipFile, entry: ZipInfo) -> bytes:
 
 def _limited(content: bytes, name: str) -> bytes:
     if len(content) > LARGEST_ENTRY_MB * MB:
-        raise ValueError(f"{name} unpacks to more than {LARGEST_ENTRY_MB} MB; allowed: up to that")
+        raise ValueError(f"{name} unpacks to more than the allowed {LARGEST_ENTRY_MB} MB")
     return content
 
 

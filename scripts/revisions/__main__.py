@@ -117,9 +117,9 @@ def explanation(names: Sequence[str]) -> str:
     if not names:
         return ""
     return (
-        f"the code of {', '.join(names)} is not that of the revisions in {LOCK.name}: run `python -m scripts.revisions "
-        "bump NAME ...` for those whose measurements may differ, and `python -m scripts.revisions accept NAME ...` for"
-        " the others"
+        f"the code of {', '.join(names)} differs from its revision in {LOCK.name}: run `python -m scripts.revisions "
+        "bump NAME ...` for code whose measurements may change, and `python -m scripts.revisions accept NAME ...` for"
+        " the rest"
     )
 
 
@@ -143,7 +143,7 @@ def revise(action: str, patterns: Sequence[str], file: Path = LOCK) -> list[str]
     chosen = {name for name in {**units, **lock} if any(fnmatch(name, pattern) for pattern in patterns)}
     for pattern in patterns:
         if not any(fnmatch(name, pattern) for name in chosen):
-            raise ValueError(f"no unit is called {pattern!r}; allowed: {', '.join(units)}")
+            raise ValueError(f"the unit is {pattern!r}; allowed: {', '.join(units)}")
     revised = {name: unit for name, unit in units.items() if name in chosen}
     if action == "bump":
         revised |= {name: unit._replace(revision=unit.revision + 1) for name, unit in revised.items() if name in lock}
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME")
     options = parser.parse_args(arguments)
     if options.action and not options.names:
-        parser.error("which NAME?")
+        parser.error(f"{options.action} needs at least one NAME")
     if options.action:
         try:
             revise(options.action, options.names)

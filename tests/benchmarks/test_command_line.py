@@ -158,13 +158,13 @@ def test_memory_that_runs_out_while_others_wait_is_told(tmp_path, monkeypatch):
     """The launch ends, and its launcher goes on with the next cell."""
 
     def measure(cell, device):
-        raise RuntimeError("rank 0 ran out of memory among others that did not") from MemoryError("8 GB")
+        raise RuntimeError("rank 0 ran out of memory, but other ranks did not") from MemoryError("8 GB")
 
     kept = tmp_path / "kept.jsonl"
     start_keeping(kept, "a launch")
     monkeypatch.setenv(KEPT, str(kept))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # a job sets it: have it restored
     alone = Rank(number=0, processes=1, local_number=0, local_processes=1)
-    with pytest.raises(RuntimeError, match="among others"):
+    with pytest.raises(RuntimeError, match="other ranks did not"):
         measure_all([Accumulation()], measure, torch.device("cpu"), alone, seed=0)
-    assert out_of_memory(kept) == "rank 0 ran out of memory among others that did not: 8 GB"
+    assert out_of_memory(kept) == "rank 0 ran out of memory, but other ranks did not: 8 GB"

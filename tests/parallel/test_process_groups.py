@@ -92,7 +92,7 @@ def test_a_rank_outside_the_group_is_refused(device):
     dist.barrier()  # nobody leaves the group while others are still connecting to it
     if dist.get_rank() == 0:
         module = nn.Linear(5, 3).to(device)
-        sentence = "^process_group does not have rank 0; allowed: None, or a group with this process$"
+        sentence = "^process_group does not contain rank 0; allowed: None, or a group with this process$"
         for wrap in WRAPPERS.values():
             with pytest.raises(ValueError, match=sentence):
                 wrap(module, process_group=group)

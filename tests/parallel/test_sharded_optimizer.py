@@ -380,7 +380,7 @@ def test_what_cannot_be_done_is_refused(device):
         (
             torch.optim.AdamW,
             {"momentum": 0.9},
-            "^a state or group has no step; allowed: those of Ada",
+            "^a state or group has no step; allowed: states and groups of Ada",
         ),
         (MasterAdamW, {"step": 1.0, "exp_avg": torch.ones(9)}, "^a state has no exp_avg_sq; allowed"),
     ):

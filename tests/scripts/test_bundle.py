@@ -150,7 +150,7 @@ def test_recorded_files_are_never_replaced(results, tmp_path):
     there = recorded / CSV
     there.parent.mkdir(parents=True)
     there.write_text("an earlier recording of the same job\n")
-    with pytest.raises(ValueError, match=r"all\.csv is there already, with other content; allowed: files that are not"):
+    with pytest.raises(ValueError, match=r"all\.csv already exists with other content; allowed: files that are not"):
         promote(results, recorded, overwrite=False)
     assert [path for path in recorded.rglob("*") if path.is_file()] == [there]
     # Nor do two files get the same cells.
@@ -212,7 +212,7 @@ NESTED = "".join(f"[{number}," for number in range(5000)).encode()
 NAMES = ["../x.csv", "raw/../../x.csv", "/etc/x.csv", r"raw\accumulation\x.csv", "raw/accumulation/.x.csv", "inner.zip",
          "raw/accumulation/", "raw/accumulation/x.csv.pickle", "raw/mine/x.csv", "raw/accumulation/x.csv\x00.exe",
          "raw/accumulation/LPT1.x.csv"]  # fmt: skip
-NO_NAME, SAME = "its entry .* is none of a bundle's; allowed:", "two of its entries are on some disks the same file"
+NO_NAME, SAME = "its entry .* does not belong in a bundle; allowed:", "two of its entries have the same name"
 LINK = {"external_attr": (stat.S_IFLNK | 0o777) << 16}
 MANY = {f"raw/accumulation/{number}.csv": b"" for number in range(2001)}
 LARGE_TRACE, FILL = gzip.compress(bytes(51 * archive.MB)), bytes(45 * archive.MB)

@@ -137,14 +137,14 @@ def test_accept_keeps_a_revision_and_bump_raises_it(tmp_path, monkeypatch):
     assert read_lock(file)["flash/triton"].revision == 4
     lock = read_lock(file)
     assert changed(lock, present_units(lock)) == []
-    with pytest.raises(ValueError, match=r"^no unit is called 'flahs'; allowed: runner, "):
+    with pytest.raises(ValueError, match=r"^the unit is 'flahs'; allowed: runner, "):
         revise("accept", ["flahs"], file)
 
 
 def test_the_sentence_says_what_to_do():
     assert explanation([]) == ""
     assert explanation(["flash", "timing"]) == (
-        "the code of flash, timing is not that of the revisions in revisions.yaml: run `python -m scripts.revisions "
-        "bump NAME ...` for those whose measurements may differ, and `python -m scripts.revisions accept NAME ...` for"
-        " the others"
+        "the code of flash, timing differs from its revision in revisions.yaml: run `python -m scripts.revisions "
+        "bump NAME ...` for code whose measurements may change, and `python -m scripts.revisions accept NAME ...` for"
+        " the rest"
     )

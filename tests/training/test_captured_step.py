@@ -215,7 +215,10 @@ def test_mistakes_are_refused():
     before = copy.deepcopy(model.state_dict())
     x, y = next(batches("cpu"))
     for batch, match in (
-        ((x[:10], y[:10]), r"shapes are \[10, 16\] and \[10\]; allowed: the same axis 0, of 4 equal parts"),
+        (
+            (x[:10], y[:10]),
+            r"shapes are \[10, 16\] and \[10\]; allowed: one length of axis 0, divisible by accumulate=4",
+        ),
         ((x[:2], y[:2]), "4 equal parts"),
         ((x[:0], y[:0]), "4 equal parts"),
         ((x, y[:8]), "the same axis 0"),

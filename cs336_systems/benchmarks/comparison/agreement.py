@@ -103,5 +103,5 @@ def together() -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
-            raise RuntimeError(f"rank {dist.get_rank()} ran out of memory among others that did not") from error
+            raise RuntimeError(f"rank {dist.get_rank()} ran out of memory, but other ranks did not") from error
         raise
