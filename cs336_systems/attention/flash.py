@@ -90,16 +90,16 @@ def flash_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute softmax(scale q kᵀ) v without the score matrix: FlashAttention-2, memory linear in the sequence length.
 
-    On an NVIDIA GPU this runs Triton kernels, or Gluon kernels for bf16 and fp16 on Hopper; before Ampere SDPA, or with
-    return_lse tiled PyTorch; elsewhere (CPU, ROCm, MPS, XPU, no Triton) tiled PyTorch, with one warning on a GPU. fp32
-    inputs are computed to fp32 accuracy. Results are bitwise reproducible, except the gradient of q on Hopper, which
-    requires deterministic=True, or torch.use_deterministic_algorithms(True), and more time. Windows without
-    a causal mask run the Triton kernels on Hopper too. Under autocast the inputs are cast as
-    scaled_dot_product_attention (SDPA) casts them. It works under torch.compile, torch.func.vmap and, not compiled,
-    torch.func.grad. If all scores of a query are -inf, or it sees no key, its output is zero, as in SDPA, and its
-    log-sum-exp is -inf. flash_attention_varlen computes attention within packed documents.
+    NVIDIA GPUs run Triton kernels, or on Hopper Gluon kernels for bf16 and fp16. GPUs before Ampere run PyTorch's
+    scaled_dot_product_attention (SDPA), or with return_lse tiled PyTorch. Everything else (CPU, ROCm, MPS, XPU, no
+    Triton) runs tiled PyTorch, with one warning on a GPU. fp32 inputs are computed to fp32 accuracy. Results are
+    bitwise reproducible, except the gradient of q on Hopper, which needs deterministic=True or
+    torch.use_deterministic_algorithms(True) and then takes longer. On Hopper, windows without a causal mask also run
+    the Triton kernels. Under autocast, inputs are cast as in SDPA. It works under torch.compile, torch.func.vmap and,
+    not compiled, torch.func.grad. If all scores of a query are -inf, or it sees no key, its output is zero, as in SDPA,
+    and its log-sum-exp is -inf. flash_attention_varlen computes attention within packed documents.
 
-    Not supported, and refused by name: masks other than these, biases, dropout, fp64, d > 256, sinks under vmap,
+    Not supported, and rejected with an error: other masks, biases, dropout, fp64, d > 256, sinks under vmap,
     forward-mode derivatives and second derivatives. With n_queries != n_keys the causal mask and windows are aligned to
     the top left, like SDPA's mask; FlashAttention's alignment to the bottom right is not supported.
 
@@ -115,8 +115,8 @@ def flash_attention(
         window_size: (left, right): query i sees only keys i - left to i + right; -1 leaves a side unlimited. With
             is_causal, right is 0. Tiles of keys that no query of a tile sees are skipped.
         softcap: scaled scores s become softcap · tanh(s / softcap), as in Gemma 2; 0 or None for none.
-        sinks: an extra score per query of a head with a value of zero, as in gpt-oss: [heads], bf16, fp16 or fp32. It
-            is part of the log-sum-exp, and has a gradient.
+        sinks: [heads], bf16, fp16 or fp32: each head's extra score for every query, with a value of zero, as in
+            gpt-oss. Sinks are part of the log-sum-exp, and have gradients.
         deterministic: make the backward pass bitwise reproducible, too.
         return_lse: also return the log-sum-exp of the scores and sinks. It is differentiable.
 
@@ -125,7 +125,7 @@ def flash_attention(
         the log-sum-exp, [..., n_queries] fp32, natural logarithm.
 
     Raises:
-        TypeError: an argument does not exist, or has the wrong type.
+        TypeError: an argument is unknown, or has the wrong type.
         ValueError: shapes, dtypes or devices do not match, or an argument requests something unsupported.
         NotImplementedError: a derivative is not supported.
 

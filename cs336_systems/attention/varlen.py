@@ -59,12 +59,12 @@ def flash_attention_varlen(
     deterministic: bool = False,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Compute flash_attention within each of several documents that are packed one after the other.
+    """Compute flash_attention within each of several packed documents.
 
-    Nothing is read back from a GPU: programs look up their documents. Documents may be empty, and bounds may repeat at
+    Nothing is read back from a GPU: the kernels look up the documents. Documents may be empty, and bounds may repeat at
     the end. Queries after the last document see no key: their output is zero. Bounds that decrease or exceed the tokens
-    raise an error on a CPU; on a GPU, where they are not read back, they give wrong results. Arguments that are not
-    listed here are those of flash_attention.
+    raise an error on a CPU; on a GPU, where they are not read back, they give wrong results. Arguments not listed here
+    are as in flash_attention.
 
     Args:
         q: queries, [total_q, heads, d], bf16, fp16 or fp32, any strides.
@@ -73,7 +73,7 @@ def flash_attention_varlen(
         cu_seqlens_q: int32, [documents + 1], on the device of q: the first query of each document, and the end of the
             last.
         cu_seqlens_k: the same for keys.
-        max_seqlen_q: accepted as in flash_attn_varlen_func, and not needed, like max_seqlen_k.
+        max_seqlen_q: like max_seqlen_k, accepted as in flash_attn_varlen_func, but not needed.
         is_causal: within each document, query i sees keys j <= i only.
         window_size: as for flash_attention, within each document.
 

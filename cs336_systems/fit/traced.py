@@ -44,14 +44,14 @@ def fit(
             shapes and dtypes matter. The first tensor's leading dimension is the number of sequences.
         loss: maps the module's output to a scalar; by default the next-token cross-entropy for token ids, and the mean
             square otherwise.
-        title: names the module in the answer.
+        title: the module's name in the answer.
         gpu: the GPU model, as nvidia-smi -L prints it or its short name.
-        gpus: number of GPUs that train together.
+        gpus: number of GPUs.
         precision: fp32, or bf16: autocast over fp32 weights, and bf16 weights with fp32 masters.
         price: of a GPU-hour; adds the price of a million tokens.
 
     Raises:
-        ValueError: the module cannot be traced, or an argument has no such value, in one sentence.
+        ValueError: the module cannot be traced, or an argument's value is not allowed, in one sentence.
     """
     make_cell(cast(Any, Question), {"gpu": gpu, "gpus": gpus, "precision": precision, "price": price})
     ids = all(isinstance(size, int) for size in inputs)

@@ -203,8 +203,8 @@ class NaiveDataParallel(DataParallel):
 class FlatDataParallel(DataParallel):
     """All gradients of a dtype in one all-reduce, after the backward pass.
 
-    Improves on naive: there is one launch latency, and one long message uses the links' full bandwidth. The price is a
-    copy of all gradients, and the GPUs still idle.
+    Improves on naive: one launch latency, and one long message that uses the links' full bandwidth. The price is a copy
+    of all gradients, and the GPUs still idle.
     """
 
     def __init__(self, module: nn.Module, *, process_group: dist.ProcessGroup | None = None):
@@ -276,8 +276,8 @@ class OverlappedDataParallel(DataParallel):
 class BucketedDataParallel(OverlappedDataParallel):
     """One all-reduce per bucket of gradients, started as soon as all of them are ready.
 
-    Improves on overlapped: there is one launch latency per bucket. Large buckets are few, but start late, and nothing
-    hides the last one; small buckets have more latency.
+    Improves on overlapped: one launch latency per bucket, not per parameter. Large buckets start late, and nothing
+    hides the last one; small buckets cost more latency.
     """
 
     def __init__(

@@ -68,11 +68,10 @@ class FullyShardedDataParallel(WrappedModule):
     Linear and Embedding are sharded by rows, all others are replicated, with averaged gradients. `requires_grad` may be
     set at any time between a backward pass and the next forward pass.
 
-    All ranks have to use the same layers in the same order and take part in the same backward passes; otherwise they
-    wait for each other forever. A replicated parameter may be used by only some ranks. Call the wrapper or the wrapped
-    module, not a part of it. The module's class may name other methods that compute in `forward_methods`; call them on
-    the wrapper. Hooks of `register_post_accumulate_grad_hook` run when `finish_gradient_synchronization` has set the
-    gradient.
+    All ranks must use the same layers in the same order and take part in the same backward passes; otherwise they hang.
+    A replicated parameter may be used by only some ranks. Call the wrapper or the wrapped module, not a part of it. The
+    module's class may list other methods that compute in `forward_methods`; call them on the wrapper. Hooks of
+    `register_post_accumulate_grad_hook` run when `finish_gradient_synchronization` has set the gradient.
 
     The wrapper cannot be copied, pickled, cast or moved, and its parameters cannot be replaced; each attempt raises an
     error. `load_state_dict(assign=True)` copies. Save its `state_dict`, or a `TrainingState`.
@@ -108,7 +107,7 @@ class FullyShardedDataParallel(WrappedModule):
             ValueError: the ranks' modules differ, no parameter requires a gradient, the compute_dtype is not
                 floating-point or conflicts with a part that keeps its own dtype, an embedding has sparse gradients or
                 renormalizes itself, parameters are on the meta device or share memory, the module itself was compiled
-                in place or is sharded already, or gradients are used up in the backward pass.
+                in place or is sharded already, or gradients are consumed in the backward pass.
             RuntimeError: symmetric_memory is set, but the ranks cannot reach each other's memory.
         """
         super().__init__(module)
@@ -256,7 +255,7 @@ class FullyShardedDataParallel(WrappedModule):
             self._reductions.popleft().wait()
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """The DTensors, even after a backward pass that failed."""
+        """Return the DTensors, even after a failed backward pass."""
         if torch._C._current_graph_task_id() == -1:
             self._end_backward()
         return super().named_parameters(*args, **kwargs)

@@ -109,7 +109,7 @@ class ShardedOptimizer(Optimizer):
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None, *, grad_scaler: GradScaler | None = None, **kwargs: Any
     ) -> float | None:
-        """Update the parameters on all ranks; on a GPU the current stream waits for other ranks, not the host.
+        """Update the parameters on all ranks; on a GPU the current stream, not the host, waits for other ranks.
 
         Args:
             closure: computes the loss, and gradients that are equal on all ranks.

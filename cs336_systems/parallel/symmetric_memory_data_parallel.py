@@ -28,8 +28,8 @@ class SymmetricMemoryDataParallel(OverlappedDataParallel):
     gradient is sent directly from where the backward pass wrote it, and the mean is used where it arrives.
 
     The price is memory: ranks - 1 slots for each gradient that a rank owns, and one for each other gradient. The ranks
-    have to be on one machine. A mean of two gradients is rounded three times instead of once; it is bitwise identical
-    on all ranks, since only the owner computes it.
+    must be on one machine. A mean of two gradients is rounded three times instead of once; it is bitwise identical on
+    all ranks, since only the owner computes it.
 
     Ranks send and receive as many bytes as in a ring's reduce-scatter and all-gather (Patarasuk and Yuan 2009), in one
     hop instead of ranks - 1.

@@ -122,7 +122,7 @@ def _renamed(state: Mapping[str, Any], names: Mapping[Any, Any]) -> dict[str, An
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint with the last name in a folder; None if there is none.
+    """Return the checkpoint whose name sorts last in a folder; None if there is none.
 
     Unfinished checkpoints do not count: the file `.metadata` is written last, and atomically.
     """

@@ -213,7 +213,7 @@ class UpdateInBackward:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """One group per unit; its hyperparameters may be changed between steps; its parameter is a share."""
+        """One group per unit, with its share as parameter; hyperparameters may be changed between steps."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def zero_grad(self) -> None:
@@ -294,7 +294,7 @@ def units_of(model: nn.Module) -> list[list[nn.Parameter]]:
     """Divide a model's parameters into units: one per block, and one for the parameters between two blocks.
 
     A block is a module in a ModuleList or Sequential. Lists within a block are part of the block. A parameter that
-    several modules share is in several places.
+    several modules share appears several times.
     """
     units: list[list[nn.Parameter]] = [[]]
 

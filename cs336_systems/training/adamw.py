@@ -60,13 +60,13 @@ class MasterAdamW(Optimizer):
             params: bf16 or fp32 parameters, or groups of them.
             lr: learning rate. Schedulers may set it; inside a CUDA graph it is read from the device, where
                 `upload_hyperparameters` writes it.
-            betas: decay of the first and of the second moment per step.
+            betas: decay rates of the first and the second moment.
             eps: added to the denominator.
             weight_decay: decoupled weight decay, multiplied by lr.
             unsupported: options of torch.optim.AdamW, accepted only with values that change nothing.
 
         Raises:
-            TypeError: an argument does not exist.
+            TypeError: an argument is unknown.
             ValueError: a value is out of range, or an option or a parameter is not supported.
         """
         for name, value in unsupported.items():

@@ -31,7 +31,7 @@ class CapturedStep:
             loss = step(x, y)
 
     Every call is one training step: the first two run eagerly (eleven with DistributedDataParallel), the next one
-    captures the graph and replays it, and all later ones replay it. So nothing has to be undone or restored, and the
+    captures the graph and replays it, and all later ones replay it. Nothing has to be undone or restored, and the
     results equal eager steps, bit for bit if the kernels are deterministic. The graph keeps its memory (activations,
     gradients) until this object is deleted. On a CPU all calls run eagerly.
 

@@ -23,11 +23,11 @@ KEPT = [torch.ops.cs336_systems.attention_forward.default]
 
 
 def checkpoint_blocks(model: nn.Module, blocks: int | None = None, *, keep_attention: bool = True) -> None:
-    """Make blocks of a model keep only their input and attention's output and L for the backward pass, in place.
+    """Checkpoint blocks of a model, in place: they keep only their input, and attention's output and log-sum-exp.
 
-    The first blocks are chosen: the last ones keep everything, and free it first. Results and gradients are unchanged,
-    bit for bit if the kernels are deterministic. Call it after `fuse`, and before the blocks are compiled: a block is
-    then compiled together with its recomputation. Parameters and their names stay the same.
+    The first blocks are checkpointed: the last ones keep everything, and free it first. Results and gradients are
+    unchanged, bit for bit if the kernels are deterministic. Call it after `fuse`, and before the blocks are compiled: a
+    block is then compiled together with its recomputation. Parameters and their names stay the same.
 
     Args:
         model: has its blocks in a ModuleList `blocks`, and in each a module whose attribute `attention` is

@@ -23,8 +23,8 @@ def clip_scale(
     Args:
         parameters: those without a gradient are skipped; a parameter that is listed twice counts once. For DTensors,
             the norm covers the shards of all ranks, and all ranks call this.
-        max_norm: the largest norm of all gradients together.
-        norm_type: above 0, `inf` included; 2: the Euclidean norm.
+        max_norm: maximum norm of all gradients together.
+        norm_type: above 0, or `inf`; 2 is the Euclidean norm.
         gradients: used instead of `.grad`, as in `MasterAdamW.step`.
 
     Returns:

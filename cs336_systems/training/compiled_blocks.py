@@ -15,15 +15,15 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def compile_blocks(model: nn.Module, **options: Any) -> None:
-    """Compile each block of a model by itself, in place, before the model is wrapped.
+    """Compile each block of a model separately, in place; call it before wrapping the model.
 
-    Alike blocks are compiled once. The gradients of a block are ready when its own backward pass ends, so that a
+    Identical blocks are compiled once. The gradients of a block are ready when its own backward pass ends, so that a
     wrapper can send them while others are computed; in a model that is compiled as a whole all are ready at the end.
     Names of parameters and state dicts stay as they are.
 
     Args:
         model: has its blocks in a ModuleList or a Sequential `blocks`. Not a wrapper: its module.
-        options: as of torch.compile.
+        options: passed to torch.compile.
 
     Raises:
         ValueError: the model has no `blocks`, or a block is compiled already.

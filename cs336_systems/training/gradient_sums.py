@@ -12,7 +12,7 @@ NARROW = (torch.bfloat16, torch.float16)
 
 
 class GradientSums:
-    """Adds the gradients of several backward passes in fp32, while `.grad` would round each sum to 16 bits.
+    """Adds the gradients of several backward passes in fp32, where `.grad` would round each sum to 16 bits.
 
         with GradientSums(model.parameters()) as sums:
             for part in parts:

@@ -31,9 +31,8 @@ def linear_cross_entropy(
     """Compute the cross-entropy of the logits hidden @ weight.T, one chunk of tokens at a time.
 
     The gradients are computed in the forward pass: once a chunk's logits are ready, one kernel turns them into their
-    own gradient, and the matmuls for the gradients of hidden and weight follow. The logits are never stored, so only
-    one chunk's memory is needed. The weight's gradient is accumulated over chunks in fp32. Under torch.compile it runs
-    eagerly.
+    own gradient, and the matmuls for the gradients of hidden and weight follow. Only one chunk's logits are in memory
+    at a time. The weight's gradient is accumulated over chunks in fp32. Under torch.compile it runs eagerly.
 
     Args:
         hidden: [..., d], bf16 or fp32; under autocast, hidden and weight are cast as for a linear layer.
@@ -53,7 +52,7 @@ def linear_cross_entropy(
 
     Raises:
         TypeError: weight is a module but not a linear layer.
-        ValueError: shapes, dtypes or devices do not match, chunk is not positive, reduction is neither, the weight is
+        ValueError: shapes, dtypes or devices do not match, chunk is not positive, reduction is unknown, the weight is
             sharded, or the layer has a bias.
         RuntimeError: backward runs twice through the same loss.
         NotImplementedError: its gradients are differentiated (create_graph=True). Inside transforms of torch.func, such

@@ -14,7 +14,7 @@ from cs336_systems.training.dispatch import check_whole, needs_operators
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def packed_linear(x: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    """Compute x @ cat(weights).T as one matmul, whose gradients are rows of one matmul's output.
+    """Compute x @ cat(weights).T as one matmul; another one computes the weights' gradients.
 
     Under torch.compile it runs eagerly.
 
@@ -22,7 +22,7 @@ def packed_linear(x: Tensor, weights: Sequence[Tensor]) -> Tensor:
         x: [..., d_in].
         weights: of bias-free linear maps, [d_out, d_in] each, one dtype and device. Parameters are moved next to each
             other once, and stay the same objects. Weights that share memory with other tensors stay in place and are
-            copied in each call: weights that a wrapper gathers, or in an optimizer's buffer.
+            copied in each call, such as gathered weights or those in an optimizer's buffer.
 
     Returns:
         [..., sum of d_out].

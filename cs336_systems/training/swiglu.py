@@ -45,8 +45,8 @@ def swiglu(gate_up: Tensor) -> Tensor:
 def swiglu_linear(gate_up: Tensor, weight: Tensor) -> Tensor:
     """Compute swiglu(gate_up) @ weight.T without keeping the hidden layer for the backward pass.
 
-    The backward kernel, which reads gate and up anyway, recomputes the hidden layer: 2 d_ff bytes less memory per token
-    in bf16, and as many more bytes written. Under torch.compile it runs eagerly.
+    The backward kernel, which reads gate and up anyway, recomputes the hidden layer. In bf16 this saves 2 d_ff bytes of
+    memory per token, and writes 2 d_ff more bytes. Under torch.compile it runs eagerly.
 
     Args:
         gate_up: as for swiglu, [..., 2 d_ff].
