@@ -9,6 +9,17 @@ from typing import Any
 
 import tyro
 
+PARSING = r"Error parsing (\S+): "
+SENTENCES = {
+    rf"{PARSING}invalid literal for int.*: (.+)": r"\1 is \2; allowed: whole numbers",
+    rf"{PARSING}could not convert string to float: (.+)": r"\1 is \2; allowed: numbers",
+    rf"{PARSING}no type matching (?:{{None}}\|)?(\S+) could be instantiated from \[(.+)\]": r"\1 is \3; allowed: \2",
+    rf"{PARSING}Could not find valid parse for arguments: \[(.+)\]": r"\1 is \2",
+    r"invalid choice (.+) for argument '(\S+)'\. Expected one of \((.+)\)": r"\2 is \1; allowed: \3",
+    r"Missing value for argument '(\S+)'\. Expected 1 values": r"\1 has no value; allowed: one value",
+}
+"""Tyro's errors, and the sentences that replace them."""
+
 
 def parse(command: type, program: str, arguments: Sequence[str], description: str | None, config: Any = ()) -> Any:
     """Parse a command line; exits with status 2 and one sentence if an option or a value is not allowed."""
@@ -27,7 +38,9 @@ def one_sentence(box: str, program: str) -> str:
     below = "\n".join(line.strip("│ ") for line in box.splitlines()[1:])
     error, *others = re.split(r"\n[─-]*\n", re.sub(r"^-+\n", "", below))
     error = " ".join(error.split()).rstrip(".")
-    if " Expected " in error:
+    for words, sentence in SENTENCES.items():
+        error = re.sub(f"^{words}$", sentence, error)
+    if "; allowed: " in error:
         return error
     option = re.search(r"^--[a-z].*", "\n".join(others), re.MULTILINE)
     return f"{error}; allowed: {option[0]}" if option else f"{error}; `{program} --help` lists what is allowed"

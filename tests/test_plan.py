@@ -67,7 +67,10 @@ def test_values_on_the_command_line_are_read_as_in_a_file(given, read):
         ({"end_to_end": {"a" * 300: GRID}}, "a job would be named 'a*'; allowed: at most 100 bytes"),
         ({"model": f"{'a' * 300}:Model"}, "allowed: a model class as package.module:Class, up to 200 letters"),
         ({"seed": "9" * 5000}, "seed is '9{199}...; allowed: a whole number from 0"),
-        ({"implementations": {"attention": {"a": f"{'a' * 3000}:f"}}}, "of 3004 letters; allowed: NAME=package.module"),
+        (
+            {"implementations": {"attention": {"a": f"{'a' * 3000}:f"}}},
+            "of 3004 characters; allowed: NAME=package.module",
+        ),
         ({"end_to_end": {"all": {key: [*range(1, 500)] for key in ("context", "steps")}}}, "it has 249001 cells"),
         ({"experiments": config()["experiments"] | {"speed": 1}}, "unknown key 'speed' in experiments; allowed: accum"),
         ({"experiments": {}}, "experiments.accumulation is missing"),

@@ -118,7 +118,7 @@ class ModelExperiment(SequencesExperiment):
     """Parameters of a cell that runs a whole language model."""
 
     vocab_size: Positive = 10_000
-    """Rows of the embedding and of the output head."""
+    """Vocabulary size."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """fp32 with TF32 off, or bf16 autocast over fp32 weights."""
 
@@ -186,5 +186,5 @@ def field_docs(owner: type) -> dict[str, str]:
         for pair in itertools.pairwise(definition.body):
             match pair:
                 case ast.AnnAssign(target=ast.Name(id=field)), ast.Expr(value=ast.Constant(value=str(doc))):
-                    docs[field] = inspect.cleandoc(doc)
+                    docs[field] = " ".join(doc.split())
     return docs | {name: f"{docs[name]} {text}" for name, text in getattr(owner, "more_help", {}).items()}

@@ -147,8 +147,8 @@ class DataParallelTraining(TrainingOnRanks):
     tested_if: ClassVar[Mapping[str, str]] = {"parallel.test_compiled": "compiled"}
 
     compiled: bool = False
-    """Whether each Transformer block is compiled separately, so that gradients arrive block by block, and on a GPU the
-    whole step is replayed from a CUDA graph: then steps are device-bound."""
+    """Whether each Transformer block is compiled separately, so that gradients arrive block by block. On a GPU the
+    whole step is then replayed from a CUDA graph, which makes it device-bound."""
     implementation: Annotated[str, own_next_to(CONTENDERS)] = ""
     """Your own wrappers to compare, as NAME=package.module:name, separated by commas. Each is called with the module,
     and with bucket_size_mb=100 if it accepts that; finish_gradient_synchronization() follows the backward pass."""

@@ -51,7 +51,7 @@ class Leaderboard(Experiment):
     batch_size: Positive = 1
     """Sequences per rank."""
     vocab_size: Positive = 151_936
-    """Rows of the embedding and of the output head."""
+    """Vocabulary size."""
     recomputed: Annotated[int, Ge(AUTO)] = AUTO
     """Blocks recomputed in the backward pass, except attention; -1: as few as memory allows."""
     warmup: Positive = 1

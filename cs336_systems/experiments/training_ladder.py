@@ -167,7 +167,7 @@ class TrainingLadder(Experiment):
     context: Positive = 512
     """Tokens per sequence."""
     vocab_size: Positive = 10_000
-    """Rows of the embedding and of the output head."""
+    """Vocabulary size."""
     rungs: Annotated[str, AfterValidator(_known_rungs)] = "ladder"
     """Rungs to measure, or groups of them, separated by commas."""
     part: Literal["steps", "training", "processes"] = "steps"

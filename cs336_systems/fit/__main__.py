@@ -8,12 +8,12 @@ import json
 import sys
 import typing
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
+from typing import Annotated, Any
 
 import tyro
 
-from cs336_systems.experiments.base import make_cell
+from cs336_systems.experiments.base import field_docs, make_cell
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.fit.answer import Answer
 from cs336_systems.fit.gpus import memory_of
@@ -35,7 +35,17 @@ class Command(Question):
 
 def main(arguments: Sequence[str]) -> None:
     """Parse a command line and print the answer; exits with status 2 and one sentence on bad input."""
-    command = parse(Command, "cs336-systems fit", arguments, Question.__doc__, (tyro.conf.FlagCreatePairsOff,))
+    hints, docs = typing.get_type_hints(Command, include_extras=True), field_docs(Command)
+    options = [
+        (
+            option.name,
+            Annotated[hints[option.name], tyro.conf.arg(help=docs[option.name])],
+            field(default=option.default),
+        )
+        for option in fields(Command)
+    ]
+    spelt_out: type = make_dataclass("Command", options, kw_only=True)
+    command = parse(spelt_out, "cs336-systems fit", arguments, Question.__doc__, (tyro.conf.FlagCreatePairsOff,))
     values = asdict(command)
     try:
         as_json = values.pop("json")

@@ -136,7 +136,7 @@ def _content(packed: ZipFile, entry: ZipInfo) -> bytes:
 
 def _limited(content: bytes, name: str) -> bytes:
     if len(content) > LARGEST_ENTRY_MB * MB:
-        raise ValueError(f"{name} unpacks to more than the allowed {LARGEST_ENTRY_MB} MB")
+        raise ValueError(f"{name} unpacks to more than {LARGEST_ENTRY_MB} MB, the most that is allowed")
     return content
 
 
