@@ -93,7 +93,7 @@ def test_what_never_ends_has_timed_out(verified):
     start = time.monotonic()
     result = verified("import time\ndef f(q, k, v, is_causal=False):\n    time.sleep(300)\n", limit_s=5)
     assert (result.verdict, time.monotonic() - start < 30) == (TIMED_OUT, True)
-    assert result.reason.startswith("fp32 forward ([4, 128, 64], all keys): it takes longer than 5 s (0 of 12 cases")
+    assert result.reason.startswith("fp32 forward ([4, 128, 64], all keys): it takes longer than 5 s (0 of 12 handout cases")
     assert "0 of 24 other cases right and 24 timed out" in result.reason
 
 
@@ -197,7 +197,7 @@ def test_forward_only_and_without_a_mask_is_no_wrong_result_in_pytorch(verified)
 def test_elsewhere_a_missing_mask_is_wrong_and_named(verified, name):
     result = verified(FORWARD + ADAPTER.format("triton"), name=f"theirs:{name}")
     assert result.verdict == WRONG
-    assert result.reason.startswith("fp32 forward ([4, 128, 64], causal): it ignores is_causal (4 of 8 cases of the")
+    assert result.reason.startswith("fp32 forward ([4, 128, 64], causal): it ignores is_causal (4 of 8 handout cases")
 
 
 def test_a_mask_missing_only_in_the_forward_pass_is_wrong_and_named(verified):

@@ -88,7 +88,7 @@ SOLUTIONS = {
             "    assert ddp_model.began; del ddp_model.began; ddp_model.finish()\n",
             "cs336_systems/ddp.py": EXAMPLES["ddp"].replace("finish_gradient_synchronization", "finish"),
         },
-        {f"adapter-{name}": (RIGHT, "^4 of 4 cases") for name in ("individual", "ddp", "bucketed")},
+        {f"adapter-{name}": (RIGHT, "^4 of 4 handout cases") for name in ("individual", "ddp", "bucketed")},
     ),
     "FSDP of the handout's layers": (
         {"tests/adapters.py": FSDP_ADAPTERS, "cs336_systems/fsdp.py": FSDP, **BASICS},
