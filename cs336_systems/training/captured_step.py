@@ -263,7 +263,8 @@ def _check_inputs(batch: tuple[Any, ...], accumulate: int) -> None:
     if len(lengths) != 1 or (length := lengths.pop()) == 0 or length % accumulate:
         shapes = " and ".join(str(list(x.shape)) for x in batch) or "none"
         raise ValueError(
-            f"the arguments' shapes are {shapes}; allowed: one length of axis 0, divisible by accumulate={accumulate}"
+            f"the arguments' shapes are {shapes}; allowed: one nonzero length of axis 0, divisible by "
+            f"accumulate={accumulate}"
         )
 
 

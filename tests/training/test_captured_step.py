@@ -217,12 +217,12 @@ def test_mistakes_are_refused():
     for batch, match in (
         (
             (x[:10], y[:10]),
-            r"shapes are \[10, 16\] and \[10\]; allowed: one length of axis 0, divisible by accumulate=4",
+            r"shapes are \[10, 16\] and \[10\]; allowed: one nonzero length of axis 0, divisible by accumulate=4",
         ),
-        ((x[:2], y[:2]), "4 equal parts"),
-        ((x[:0], y[:0]), "4 equal parts"),
-        ((x, y[:8]), "the same axis 0"),
-        ((x, y[0]), "the same axis 0"),
+        ((x[:2], y[:2]), "divisible by accumulate=4"),
+        ((x[:0], y[:0]), "divisible by accumulate=4"),
+        ((x, y[:8]), "one nonzero length of axis 0"),
+        ((x, y[0]), "one nonzero length of axis 0"),
         ((), "shapes are none"),
     ):
         with pytest.raises(ValueError, match=match):
