@@ -66,9 +66,9 @@ CONTENDERS = (
     *(_in_buckets("bucketed", "bucketed", mb) for mb in BUCKETS_MB),
     # To the owner and back, half of it each; copies into messages, and the means.
     *(_in_buckets("symmetric_memory", "symmetric memory", mb, sends=to_peers(mb), copies=4) for mb in PEER_MB),
-    _ddp("ddp", "PyTorch's", DDP_MB, tuned=False),
+    _ddp("ddp", "PyTorch DDP", DDP_MB, tuned=False),
     # At its best: a static graph, gradients that are views of the buckets, and no broadcasts of buffers.
-    *(_ddp("ddp_view", "PyTorch's, view", mb) for mb in DDP_VIEW_MB),
+    *(_ddp("ddp_view", "PyTorch DDP, view", mb) for mb in DDP_VIEW_MB),
 )
 """All contenders, in the order of tables."""
 

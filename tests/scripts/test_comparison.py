@@ -49,7 +49,7 @@ def tables():
 @pytest.mark.parametrize(
     ("section", "words"),
     [
-        ("optimizer_state_sharding", r"With yours it holds at most"),
+        ("optimizer_state_sharding", r"With your optimizer it holds at most"),
         ("optimizer_state_sharding_accounting", rf"\[before\], \[.*\[mine\], \[.*{UNMEASURED}"),
         ("fsdp", rf"\[before\], \[.*\[mine\], \[.*{UNMEASURED}"),
         ("fsdp_accounting", r"\[before\], \[.*\[mine\], \["),  # of memory alone
@@ -66,8 +66,8 @@ def test_ones_own_wrappers_are_compared(tables):
     assert {"before", "mine"} <= set(rows)
     assert set(rows["wrong"]) == {UNMEASURED}
     reason = plain(beyond_nccl.answers(tables)["gain"].reason)
-    assert "Our best is 1." in reason
-    assert "Your mine and PyTorch's best are on par" in reason
+    assert "Our best wrapper is 1." in reason
+    assert "Your mine and PyTorch DDP are on par" in reason
 
 
 @pytest.mark.parametrize(("name", "kind"), [("ddp_timelines", "data_parallel"), ("fsdp_gathers", "fsdp")])
