@@ -13,8 +13,8 @@ from scripts.views.verdicts import LEAST, against
 
 MODEL: Columns = {
     "": "{cell}",
-    "by the model": {"size / MB": "{size:sig}", "exposed / ms": "{left:cut}"},
-    "as measured": {"size / MB": "{bucket_mb}", "exposed / ms": "{exposed:cut}", "stretched / ms": "{stretched:cut}"},
+    "model": {"size / MB": "{size:sig}", "exposed / ms": "{left:cut}"},
+    "measured": {"size / MB": "{bucket_mb}", "exposed / ms": "{exposed:cut}", "stretched / ms": "{stretched:cut}"},
 }
 
 
@@ -59,7 +59,7 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
         best=best,
         slowed=best if best["stretched"] > best["exposed"] / 2 else None,
         others=[
-            say("{row[bucket_mb]} MB with {row[median]:ms} ({row[cell]})", row=row) for row in map(best_of, swept[1:])
+            say("{row[median]:ms} with {row[bucket_mb]} MB ({row[cell]})", row=row) for row in map(best_of, swept[1:])
         ],
         apart=apart - 1,
         confirmed=holds.count(True),
@@ -78,9 +78,9 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
                 holds[0],
                 "As expected, an intermediate size is best: {best[bucket_mb]} MB, {best[median]:ms}"
                 if all(holds)
-                else "An intermediate size, {best[bucket_mb]} MB, is best with {best[median]:ms}",
+                else "An intermediate size is best: {best[bucket_mb]} MB, {best[median]:ms}",
                 "Unexpectedly, an extreme size is best: {best[bucket_mb]} MB, {best[median]:ms}",
-                "Unexpectedly, the size hardly matters: steps are within {apart:percent}"
+                "Unexpectedly, bucket size hardly matters: steps differ by at most {apart:percent}"
                 if apart < LEAST
                 else "No size is clearly best; {best[bucket_mb]} MB has the shortest median, {best[median]:ms}",
             )
@@ -94,12 +94,12 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
         ),
         results="ddp_bucket_sizes" if any(sizes["exposed"].notna().any() for sizes in swept) else (),
         reason=facts.say(
-            "Best elsewhere: {others:listing}.",
-            "With {large[bucket_mb]} MB, compute takes {shorter:span ms} less than with {small[bucket_mb]} MB "
-            "({stretches}), which favours large buckets.",
+            "Elsewhere the shortest step takes {others:listing}.",
+            "Compute also favours large buckets: with {large[bucket_mb]} MB it takes {shorter:span ms} less than with "
+            "{small[bucket_mb]} MB ({stretches}).",
             same_calls(asked),
-            "At {best[bucket_mb]} MB {slowed[exposed]:ms} are exposed ({slowed[cell]}); most of it is additional "
-            "compute time, {slowed[stretched]:ms} in the profiled step.",
+            "At {best[bucket_mb]} MB, {slowed[exposed]:ms} of communication is exposed ({slowed[cell]}), mostly as "
+            "additional compute time: {slowed[stretched]:ms} in the profiled step.",
             "A bucket of several gradients is a copy: {large[bucket_mb]} MB buckets take "
             "{large[peak_memory] - small[peak_memory]:gib} more memory than {small[bucket_mb]} MB buckets.",
             *(duel.speed.sentence("bucketed at its best", "overlapped", f"({duel.cell})") for duel in over[:1]),
@@ -115,9 +115,7 @@ def same_calls(sizes: DataFrame) -> Typst:
         for calls, same in sizes.dropna(subset="messages").groupby("messages", sort=False)
     ]
     return say(
-        "The {number} sizes make {calls:listing} calls for {row[communicated]:size} of gradients, none of which "
-        "is split.",
-        number=len(sizes),
+        "Since no gradient is split, {row[communicated]:size} of gradients take {calls:listing} calls.",
         calls=calls,
         row=sizes.iloc[0],
     )
@@ -141,22 +139,21 @@ def model(all_reduce: DataFrame, rows: DataFrame) -> Answer:
     facts = Facts(asked=asked)
     return Answer(
         asked="(b) Model",
-        verdict=facts.say("By the cost model, {asked[size]:MB} is best, with {asked[left]:ms} exposed ({asked[cell]}).")
-        or say("By the model the best buckets have √(s·w·o) bytes: gradients s, bandwidth w, call overhead o."),
+        verdict=facts.say("The model's best size is {asked[size]:MB}, with {asked[left]:ms} exposed ({asked[cell]}).")
+        or say("The model's best buckets have √(s·w·o) bytes: gradients s, bandwidth w, call overhead o."),
         more="Then 2√(s·o/w) seconds of communication are exposed."
         if asked is None
-        else facts.say("The shortest measured step, with {asked[bucket_mb]} MB, has {asked[exposed]:ms} exposed."),
+        else facts.say("The fastest measured size, {asked[bucket_mb]} MB, exposes {asked[exposed]:ms}."),
         results=Captioned(
             grid(DataFrame(lines), MODEL),
-            "The model's best bucket size and its exposed communication, next to the size with the shortest measured "
-            "step.",
+            "Best bucket size and its exposed communication, according to the model and as measured.",
             legend={"stretched / ms": "Stretched: compute beyond the baseline's in the profiled step"},
         ),
         reason=facts.say(
             "The gradients take {asked[communicated]:size}; the fit to all-reduces between {asked[processes]} "
             "processes gives a bandwidth of {asked[bandwidth]:GB/s} and an overhead of {asked[call]:µs}.",
-            "The model assumes a backward pass as long as sending, {send:ms}, and ignores that compute takes longer "
-            "than without communication (_stretched_)."
+            "The model assumes that the backward pass takes as long as sending, {send:ms}, and ignores that "
+            "communication stretches compute."
             if asked and asked["stretched"] > 0
             else "",
             send=asked and asked["communicated"] / asked["bandwidth"],

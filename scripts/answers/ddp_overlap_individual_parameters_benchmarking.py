@@ -26,17 +26,18 @@ def time(table: DataFrame, rows: DataFrame) -> Answer:
     if not comparisons:
         return Answer("(a) Step time", missing=why_missing(table, rows))
     own, naive = comparisons[0].first, fastest(select(rows, cell=comparisons[0].cell), ["naive"])
+    over_naive = against(own, naive)
     return duel_answer(
         "(a) Step time",
         comparisons,
         ("overlapped", "flat"),
         more=[
-            against(own, naive).sentence("overlapped", "naive"),
+            over_naive.sentence("it" if comparisons[0].speed.faster and over_naive.faster else "overlapped", "naive"),
             "The step takes {own[median]:ms}, including {own[exposed]:ms} of exposed communication.",
         ],
         reason=[
             "{difference}",
-            "Hidden communication is not free: the step's compute takes {stretch:times} as long as without it, likely "
+            "Hidden communication is not free: compute takes {stretch:times} as long as without communication, likely "
             "because NCCL's kernels occupy SMs (@sec-beyond_nccl).",
         ],
         stretch=own["stretch"] if own["stretch"] > SLOWER else None,
@@ -56,5 +57,5 @@ def traces(table: DataFrame, rows: DataFrame) -> Answer:
         ),
         more=facts.say("One step of each was profiled on rank 0 ({own[cell]}; @fig-ddp_timelines)."),
         results="ddp_timelines",
-        missing="No step was profiled: a trace of kernels needs a GPU." if len(rows) else missing(table),
+        missing="No step was profiled: kernel traces need a GPU." if len(rows) else missing(table),
     )

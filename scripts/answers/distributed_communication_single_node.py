@@ -60,25 +60,19 @@ def times(cells: DataFrame, gpu: str) -> Answer:
         ),
         more=facts.say(
             "Over Gloo it takes {gloo[median]:ms}." if len(both) else "",
-            "NCCL is {ratio:span times} as fast as Gloo ({cells} measured with both).",
+            "NCCL is {ratio:span times} as fast as Gloo in the {cells} measured with both.",
             ratio=least_and_most(both["median_gloo"] / both["median_nccl"]),
             cells=count(len(both), "cell"),
         )
         or facts.say(
             "Only {row[name]} was measured"
-            + (
-                ": NCCL needs a GPU per process."
-                if not gpu
-                else "."
-                if len(nccl)
-                else ", in host memory: no GPU took part."
-            )
+            + (": NCCL needs a GPU per process." if not gpu else "." if len(nccl) else ", in host memory.")
         ),
         results="all_reduce_time",
         reason=facts.say(
             "Over NCCL the bus bandwidth reaches {best[bus_bandwidth]:GB/s} ({best[processes]} processes, "
             "{best[megabytes]} MB), {best[bus_bandwidth] / link:percent} of the link's {link:GB/s} per direction.",
-            "Gloo's data is in host memory, NCCL's on the GPUs." if len(both) else "",
+            "Gloo's data is in host memory, NCCL's in GPU memory." if len(both) else "",
             "With {alone:listing} processes NCCL was not measured: it needs a GPU for each process.",
         ),
     )
@@ -97,25 +91,24 @@ def interaction(cells: DataFrame, fits: Lines) -> Answer:
     return Answer(
         asked="How the factors interact",
         verdict=facts.say(
-            "Below {few[half]:MB} the call overhead dominates, above it the bandwidth ({few[backend]}, "
-            "{few[n]} processes)."
+            "Call overhead dominates below {few[half]:MB}, bandwidth above ({few[backend]}, {few[n]} processes)."
         )
         or ("The time is proportional to the size: no call overhead could be fitted." if fits else ""),
         more=facts.say(
             "The overhead is {ends[0][1]:percent} of the fitted time at {ends[0][0]:whole} MB and "
             "{ends[1][1]:percent} at {ends[1][0]:whole} MB.",
-            "So small gradients are better sent together." if line and line.half > sizes.min() else "",
+            "So it pays to send small gradients together." if line and line.half > sizes.min() else "",
         ),
         results=Captioned(
             grid(fitted, FITS),
-            "Overhead o and bandwidth w (of the message) of an all-reduce between n processes, "
+            "Overhead o and algorithm bandwidth w of an all-reduce between n processes, "
             + (
-                "fitted to the medians of all sizes by least squares of relative deviations (residual: their root mean "
-                "square)"
+                "fitted to the medians of all sizes. Residual: root mean square of the relative errors, which the fit "
+                "minimizes."
                 if any(line.residual is not None for line in fits.values())
-                else "by the line through the medians of two sizes"
+                else "from the medians of two sizes."
             )
-            + "; at o·w bytes the overhead is half of the time.",
+            + " At o·w bytes, overhead is half of the time.",
         ),
         reason=say(*(growth(select(cells, backend=each)) for each in BACKENDS)),
         missing="No line could be fitted: fewer than two sizes were measured, or the time does not grow with the size.",
@@ -153,7 +146,7 @@ def growth(cells: DataFrame) -> Typst:
     small, large = both.iloc[0], both.iloc[-1]
     facts = Facts(small=small, large=large, few=few, many=many, ring=(1 - 1 / many) / (1 - 1 / few))
     return facts.say(
-        "Over {small[name]}, going from {few} to {many} processes makes {large[megabytes]} MB take "
-        "{large[ratio]:times} and {small[megabytes]} MB {small[ratio]:times} as long; a ring with equal links and no "
-        "overhead would take {ring:times} at every size.",
+        "Over {small[name]}, {many} processes take {large[ratio]:times} the time of {few} at {large[megabytes]} MB and "
+        "{small[ratio]:times} at {small[megabytes]} MB; on a ring of equal links without overhead it would be "
+        "{ring:times} at every size.",
     )

@@ -16,15 +16,15 @@ def answers(tables: Tables) -> Answers:
         comparisons,
         ("flat", "naive"),
         more=[
-            "Its step takes {own[median]:ms}, naive's {other[median]:ms}.",
+            "Its step takes {own[median]:ms} instead of {other[median]:ms}.",
             "{elsewhere}",
         ],
         reason=[
-            "Flat exposes {own[exposed]:ms} of communication, naive {other[exposed]:ms} ({own[cell]}).",
+            "_Flat_ exposes {own[exposed]:ms} of communication, _naive_ {other[exposed]:ms} ({own[cell]}).",
             "{difference}",
-            "It makes one call instead of {other[messages]:whole}, and copies the gradients into one tensor.",
-            "That tensor adds {own[peak_memory] - other[peak_memory]:gib} to the peak.",
-            "Neither wrapper communicates before the backward pass is over.",
+            "_Flat_ makes one call instead of {other[messages]:whole} and copies the gradients into one tensor.",
+            "That tensor adds {own[peak_memory] - other[peak_memory]:gib} to peak memory.",
+            "Neither wrapper communicates during the backward pass.",
         ],
     )
     return {"flat": answer}

@@ -35,16 +35,14 @@ def share(table: DataFrame, rows: DataFrame) -> Answer:
     return Answer(
         asked="Step time and share",
         verdict=facts.say(
-            "Communication costs {naive[exposed]:ms} of a naive step's {naive[median]:ms}, "
-            "{naive[exposed] / naive[median]:percent} ({naive[cell]})."
+            "Communication takes {naive[exposed] / naive[median]:percent} of a naive step, {naive[exposed]:ms} of "
+            "{naive[median]:ms} ({naive[cell]})."
         )
         or facts.say(takes + "communication takes {naive[synchronization_share]:percent} of it ({naive[cell]}).")
-        or facts.say(takes + "its share of communication cannot be decided ({naive[cell]})."),
+        or facts.say(takes + "its share of communication is unknown ({naive[cell]})."),
         more=facts.say(
-            "Without communication the step takes {naive[baseline]:ms}."
-            if measured(naive["exposed"])
-            else "For this share, phases were timed separately.",
-            "In the profiled step {uncovered:ms} of communication is uncovered "
+            "" if measured(naive["exposed"]) else "For this share, phases were timed separately.",
+            "In the profiled step, {uncovered:ms} of communication overlaps no compute "
             "({uncovered / naive[timeline_length]:percent} of the step). The device idles {idle:ms} longer "
             "than without communication.",
         ),

@@ -32,7 +32,7 @@ def draw(data: DataFrame) -> Figure:
                 draw_time(time, rows, fits.get((backend, processes)), look)
                 panel.plot(rows["megabytes"], rows["bus_bandwidth"], **look)
         if backend == "nccl" and (gpu := gpu_of(measured_gpu({"": data}))) and gpu.link:
-            panel.axhline(gpu.link / 1e9, color="black", linewidth=0.8, linestyle=":", label="the link, each way")
+            panel.axhline(gpu.link / 1e9, color="black", linewidth=0.8, linestyle=":", label="link, per direction")
         panel.margins(y=0.08)
         panel.set_ylim(bottom=0)
         panel.set(title=f"bus bandwidth, {BACKENDS[backend]}", ylabel="GB/s")

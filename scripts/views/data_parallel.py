@@ -54,9 +54,9 @@ def every_wrapper(table: DataFrame, rows: DataFrame) -> Captioned:
         f"{' in device-bound cells' if rows['gpu'].any() else ''}: median, 20th and 80th percentile of "
         f"{' or '.join(str(n) for n in sorted(set(rows['n'].astype(int))))} steps.",
         legend={
-            "exposed": "Exposed: extra time over the step without communication",
-            "stretched": "stretched: compute in excess of that step's; uncovered: communication without concurrent "
-            "compute; idle: idle time in excess of that step's; hidden: share of communication that overlaps",
+            "exposed": "Exposed: time beyond the baseline's",
+            "stretched": "stretched, idle: compute and idle time beyond the baseline's; uncovered: communication that "
+            "overlaps no compute; hidden: share of communication that overlaps compute",
             **STARS,
         },
     )
@@ -116,4 +116,4 @@ def difference(row: Series, other: Series, who: str, against: str) -> Typst:
     added = [say("{ms:ms} of {what}", ms=ms, what=what) for what, ms in changes.items() if ms > NOTICED]
     ends = [say("saves {saved:listing}", saved=saved), say("adds {added:listing}", added=added)]
     end = Typst(" and ".join(filter(None, ends)))
-    return say("In the profiled step, _{who}_ {end}, against {against}.", who=who, end=end, against=against)
+    return say("Compared with _{against}_, the profiled step of _{who}_ {end}.", who=who, end=end, against=against)
