@@ -8,6 +8,6 @@ def answers(tables: Tables) -> Answers:
     """The section's answer."""
     return {
         "time": Answer(
-            "Time", Typst("It takes $(N - 1) S \\/ W$, which is $N \\/ 2$ times the time of the ring all-reduce.")
+            "Time", Typst("It takes $(N - 1) S \\/ W$ seconds, $N \\/ 2$ times as long as the ring all-reduce.")
         )
     }

@@ -52,12 +52,12 @@ def memory() -> Answer:
     rows = [
         (name, f"${FP32_BYTES * numbers} P$", FP32_BYTES * numbers * XXL.parameters) for name, numbers in STATES.items()
     ]
-    rows.append(("all of these", "$16 P$", XXL.state_bytes))
+    rows.append(("total state", "$16 P$", XXL.state_bytes))
     rows += [
         (f"saved for backward, {tokens} tokens", "$2 L (D + F) B$", XXL.saved_bytes * tokens) for tokens in BATCHES
     ]
     body = [[name, form, f"{size / GB:.1f}", f"{size / H100_MEMORY:.2f}"] for name, form, size in rows]
-    head = ["what", "bytes", "GB", f"GPUs of {H100_MEMORY / GB:.0f} GB"]
+    head = ["", "bytes", "GB", f"GPUs of {H100_MEMORY / GB:.0f} GB"]
     state, tokens = XXL.state_bytes, BATCHES[1]
     gpus = [math.ceil(size / H100_MEMORY) for size in (state, state + tokens * XXL.saved_bytes)]
     facts = Facts(gpus=gpus, tokens=tokens, state=state / GB, saved=XXL.saved_bytes / 1e6)
@@ -76,10 +76,10 @@ def readings(tokens: int) -> dict[tuple[str, str], int | None]:
     narrow, wide = XXL.narrow_bytes * tokens, XXL.wide_bytes * tokens
     half = (narrow + wide) / 2
     rows = [
-        ("half of the bytes sharded, half on every device", "$(16 P + A \\/ 2) \\/ N + A \\/ 2$", half, half),
+        ("half of the activations sharded, half replicated", "$(16 P + A \\/ 2) \\/ N + A \\/ 2$", half, half),
         ("inputs of the second linear layers sharded", "$(16 P + A_F) \\/ N + A_D$", wide, narrow),
         ("inputs of the first linear layers sharded", "$(16 P + A_D) \\/ N + A_F$", narrow, wide),
-        ("the other half recomputed", "$(16 P + A \\/ 2) \\/ N$", half, 0),
+        ("half of the activations sharded, half recomputed", "$(16 P + A \\/ 2) \\/ N$", half, 0),
         ("each device has B/N tokens", "$(16 P + A) \\/ N$", 2 * half, 0),
         ("no activations", "$16 P \\/ N$", 0, 0),
     ]
@@ -97,7 +97,7 @@ def sharded() -> Answer:
         for (words, formula), *counts in zip(readings(1), *fewest, strict=True)
     ]
     head = ["assumption", "bytes per device", *(f"{tokens} tokens" for tokens in BATCHES)]
-    groups = [("", 2), ("least N", len(BATCHES))]
+    groups = [("", 2), ("fewest devices", len(BATCHES))]
     alone = XXL.least_devices(TPU_V5P.memory)
     facts = Facts(memory=TPU_V5P.memory / GB, least=fewest[1][0], tokens=BATCHES[1], alone=alone)
     return Answer(
@@ -107,11 +107,11 @@ def sharded() -> Answer:
             '$N > (16 P + A \\/ 2) \\/ ({memory:whole} "GB" - A \\/ 2)$.'
         ),
         facts.say(
-            "Half of the activations' $A$ bytes are sharded. The state alone needs {alone} devices; from {most} "
-            "tokens on, no number of devices is enough.",
+            "Half of the activations' $A$ bytes are sharded. The state alone needs {alone} devices; with {most} or "
+            "more tokens, no number of devices is enough.",
             most=math.ceil(TPU_V5P.memory / (XXL.saved_bytes / 2)),
         ),
-        results=closed_forms(head, body, "The fewest devices, for each assumption on what is sharded.", groups=groups),
+        results=closed_forms(head, body, "Fewest devices under each assumption about sharding.", groups=groups),
     )
 
 
@@ -122,49 +122,51 @@ def batch() -> Answer:
     in_turn = MESH.least_batch(overlapped=False)
     rows: list[tuple[Any, ...]] = [  # with the number of ranks if it differs from the number of devices
         ("both collectives at once, as assumed here", "$alpha \\/ (Y M_X)$", least),
-        ("both in turn", "$alpha \\/ (Y M_X) dot 1 \\/ (1 - alpha Y \\/ (M_Y F))$", in_turn),
-        ("batch per FSDP rank, of Y devices", "$alpha \\/ M_X$", least * MESH.tensor, round(MESH.fsdp)),
+        ("one after the other", "$alpha \\/ (Y M_X) dot 1 \\/ (1 - alpha Y \\/ (M_Y F))$", in_turn),
+        ("batch per FSDP rank (Y devices)", "$alpha \\/ M_X$", least * MESH.tensor, round(MESH.fsdp)),
         ("one mesh axis for FSDP", "$alpha \\/ Y$", replace(MESH, fsdp_axes=1).least_batch(overlapped=True)),
         ("one direction of each link", "$2 alpha \\/ (Y M_X)$", one_way.least_batch(overlapped=True)),
         ("weights gathered in fp32", "$2 alpha \\/ (Y M_X)$", 2 * least),
         ("weights of one linear layer, FLOPs of both", "$alpha \\/ (2 Y M_X)$", least / 2),
         ("best X and Y, at once", "$alpha^2 \\/ (M_X M_Y F)$", MESH.best_batch(overlapped=True)),
-        ("best X and Y, in turn", "$4 alpha^2 \\/ (M_X M_Y F)$", MESH.best_batch(overlapped=False)),
+        ("best X and Y, one after the other", "$4 alpha^2 \\/ (M_X M_Y F)$", MESH.best_batch(overlapped=False)),
     ]
     body = [
         [name, form, f"{batch:.1f}", f"{batch / least:.2f}×", overall(batch, *ranks)]
         for name, form, batch, *ranks in rows
     ]
-    head = ["interpretation", "tokens per device", "", "against the first", "overall"]
+    head = ["interpretation", "tokens per device", "", "relative", "total"]
     facts = Facts(each=math.ceil(least), all=overall(least), each_in_turn=math.ceil(in_turn), in_turn=overall(in_turn))
     return Answer(
         "(c) Compute-bound",
         facts.say("The forward pass is compute-bound with {each} or more tokens per device, {all} in total."),
-        facts.say("If the two collectives run in turn, it takes {each_in_turn} and {in_turn}."),
+        facts.say("If the two collectives run one after the other, {each_in_turn} and {in_turn} tokens are needed."),
         results=closed_forms(
             head,
             body,
-            "The smallest compute-bound batch in tokens, under several interpretations. Overall: rounded up per "
-            "device, in the third row per rank.",
+            "Smallest compute-bound batch in tokens, by interpretation. Total: rounded up per device, in the third "
+            "row per rank.",
         ),
     )
 
 
 def tricks(split: Mesh) -> Answer:
     """(d) The smallest batch after each change."""
-    pipeline = f"pipeline of Z = {STAGES} stages, each of X = {MESH.fsdp // STAGES}, Y = {MESH.tensor}"
+    pipeline = f"Z = {STAGES} pipeline stages, each with X = {MESH.fsdp // STAGES}, Y = {MESH.tensor}"
     rows = [
         (f"X = {split.fsdp}, Y = {split.tensor}", "$alpha \\/ (Y M_X)$", split.least_batch(overlapped=True)),
         (pipeline, "$alpha \\/ (Z Y M_X)$", MESH.pipelined_batch(STAGES)),
         ("weights gathered in 8 bits", "$alpha \\/ (2 Y M_X)$", MESH.least_batch(overlapped=True) / 2),
     ]
     body = [[name, form, f"{batch:.1f}", overall(batch)] for name, form, batch in rows]
-    head = ["trick", "tokens per device", "", "overall"]
-    verdict = "More tensor parallelism ($Y = {tensor}$), pipelining, or fewer bytes per gathered weight."
+    head = ["change", "tokens per device", "", "total"]
+    verdict = "Use more tensor parallelism ($Y = {tensor}$), pipelining, or fewer bytes per gathered weight."
     return Answer(
         "(d) Smaller batches",
         say(verdict, tensor=split.tensor),
-        results=closed_forms(head, body, "The smallest batch with each of these, with both collectives at once."),
+        results=closed_forms(
+            head, body, "Smallest compute-bound batch in tokens after each change, with both collectives at once."
+        ),
     )
 
 

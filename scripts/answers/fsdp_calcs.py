@@ -3,7 +3,7 @@
 from scripts.views.parallelism import limits
 
 answers = limits(
-    "$6 B D F \\/ N$ FLOPs forward, twice that backward; compute-bound up to $N = 1 + B W \\/ C$.",
-    "Communication takes $6 (N - 1) D F \\/ (N W)$ seconds forward, twice that backward. In the example the limit is "
-    "{batch_limit} devices.",
+    "Both passes are compute-bound up to $N = 1 + B W\\/C$ devices.",
+    "The forward pass takes $6 B D F\\/N$ FLOPs per device and communicates for $6 (N-1) D F\\/(N W)$ seconds; the "
+    "backward pass doubles both. In the example the limit is {batch_limit} devices.",
 )

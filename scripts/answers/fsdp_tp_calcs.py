@@ -14,10 +14,10 @@ STRATEGIES = [
     ("tensor parallel", "forward", "6 B D F", "4 B D (N - 1)", "1 + c", EXAMPLE.tensor_forward_limit),
     ("tensor parallel", "backward", "12 B D F", "4 B D (N - 1)", "1 + 2 c", EXAMPLE.tensor_backward_limit),
     *(
-        (f"FSDP + tensor, {how}", "forward", "6 B D F", sent, most, limit)
+        (f"FSDP + TP, {how}", "forward", "6 B D F", sent, most, limit)
         for how, sent, most, limit in [
-            ("at once", "max {6 D F (X - 1), med 4 B D (Y - 1)}", "(1 + a) (1 + c)", AT_ONCE),
-            ("in turn", "6 D F (X - 1) + 4 B D (Y - 1)", "(a c + a + c)^2 \\/ (4 a c)", IN_TURN),
+            ("overlapped", "max {6 D F (X - 1), med 4 B D (Y - 1)}", "(1 + a) (1 + c)", AT_ONCE),
+            ("no overlap", "6 D F (X - 1) + 4 B D (Y - 1)", "(a c + a + c)^2 \\/ (4 a c)", IN_TURN),
         ]
     ),
 ]
@@ -25,11 +25,11 @@ STRATEGIES = [
 as a formula and in the example."""
 
 answers = limits(
-    "With overlap, the limits multiply: $N <= (1 + B W\\/C)(1 + 3 F W\\/(2 C))$, {at_once} in the example.",
-    "FLOPs are $6 B D F\\/N$, seconds of communication $max {{6 D F (X-1), 4 B D (Y-1)}}\\/(N W)$. Without "
-    "overlap, the limit is {in_turn} ($X={x:sig}$, $Y={y:sig}$).",
+    "With overlap, the limits multiply: $N <= (1+B W\\/C)(1+3 F W\\/(2 C))$, {at_once} in the example.",
+    "A device takes $6 B D F\\/N$ FLOPs and communicates for $max {{6 D F (X-1), 4 B D (Y-1)}}\\/(N W)$ seconds. "
+    "Without overlap, the limit is {in_turn} ($X={x:sig}$, $Y={y:sig}$).",
     closed_forms(
-        ["strategy", "pass", "N × FLOPs per device", "N W × seconds of communication", "most devices", "example"],
+        ["strategy", "pass", "N × FLOPs per device", "N W × seconds of communication", "largest N", "example"],
         [
             [name, which, *(f"${form}$" for form in forms), math.floor(limit)]
             for name, which, *forms, limit in STRATEGIES
