@@ -40,20 +40,20 @@ CONTENDERS = (
     _zero("sharded_gradients_symmetric_memory", "gradients too, symmetric memory", sends=SCATTERED, copies=3),
     _theirs(
         "zero_redundancy",
-        "PyTorch's, default",
+        "PyTorch, default",
         sends=together(DDP, broadcasts(views=False)),
         copies=2,
     ),
     _theirs(
         "zero_redundancy_view",
-        "PyTorch's, views",
+        "PyTorch, parameter views",
         sends=together(DDP, broadcasts(views=True)),
         copies=2,
     ),
     # Gradients, too, are views of buckets: PyTorch at its fastest.
     _theirs(
         "zero_redundancy_views",
-        "PyTorch's, views of both",
+        "PyTorch, gradient views too",
         sends=together(ddp(COMMON_MB, broadcasts=False), broadcasts(views=True)),
         copies=1,
     ),

@@ -91,7 +91,10 @@ def saving(table: DataFrame, rows: DataFrame) -> Answer:
             contender_table(FullyShardedTraining, table.iloc[:0], device_bound_if_any(kept), columns),
             "Memory per rank with unsharded and with sharded state: weights and moments between steps, weights "
             "gathered at the peak, and the peak.",
-            legend={"measured": "Measured: once, on rank 0", NONE: f"{NONE}: PyTorch gathers other units"},
+            legend={
+                "measured": "Measured once, on rank 0",
+                NONE: f"{NONE}: no closed form, as PyTorch gathers other units",
+            },
         ),
     )
 
@@ -112,26 +115,26 @@ def in_time(table: DataFrame, rows: DataFrame) -> Answer:
         missing=not_profiled(table, rows),
         verdict=facts.say(
             choose(first, "Yes, except at the start:" if len(late) else "Yes:", "No:")
-            + " {late} of {blocks} units wait for weights, {own[late]:ms} in total ({own[cell]})."
+            + " weights arrive late for {late} of {blocks} units, by {own[late]:ms} in total ({own[cell]})."
         ),
         more=facts.say(
-            "This is _{own[title]}_ (@fig-fsdp_gathers); its profiled forward pass takes {own[forward_length]:ms}. "
-            "Compiled steps were not examined.",
-            "Cannot be decided for {cells:listing}: host-bound.",
+            "The profiled forward pass of _{own[title]}_ takes {own[forward_length]:ms} (@fig-fsdp_gathers). Compiled "
+            "steps were not examined.",
+            "No verdict on {cells:listing}: host-bound.",
             cells=list(passes[passes["host_bound"].astype(bool)]["cell"].unique()),
         ),
         results=[
             Captioned(
                 contender_table(FullyShardedTraining, table.iloc[:0], bound, WAITING),
-                "One profiled forward pass of eager steps on rank 0: how long the device waits for weights, how long "
-                "it pauses before units for any reason, and the share of all-gather time that overlaps with compute.",
+                "One profiled forward pass of an eager step on rank 0. Waits: for weights; pauses: any wait before a "
+                "unit; hidden: share of all-gather time that overlaps with compute.",
             ),
             "fsdp_gathers",
         ],
         reason=say(
-            "The first weights always come late, since no compute runs before them." if len(late) else "",
-            "With the data sheet's $C$ and $W$ the condition above holds from {enough:listing} tokens per GPU on; "
-            "here there are {tokens}.",
+            "The first weights always arrive late, since no compute runs before them." if len(late) else "",
+            "With $C$ and $W$ from the data sheet, the condition requires {enough:listing} tokens per GPU; these steps "
+            "have {tokens}.",
             enough=[
                 say("{tokens} ({row[cell]})", tokens=least_tokens(row), row=row)
                 for _, row in rows[rows["contender"].isin(OURS)].drop_duplicates("cell").iterrows()
@@ -156,4 +159,4 @@ def not_profiled(table: DataFrame, rows: DataFrame) -> str:
         return missing(table)
     if common["gpu"]:
         return "No device-bound forward pass was profiled."
-    return "Not measured: a trace of kernels needs a GPU."
+    return "Not measured: kernel traces need a GPU."

@@ -29,7 +29,7 @@ def answers(tables: Tables) -> Answers:
         more=say(
             "It holds {share} of the state of {label} on {ranks}.",
             "With PyTorch's `ZeroRedundancyOptimizer` it holds {theirs}.",
-            "With yours it holds {own}.",
+            "With your optimizer it holds {own}.",
             share="" if fullest is None else f"{fullest['most_share']:.2f} %",
             ranks="" if fullest is None else ranks_of(fullest),
             label="" if fullest is None else fullest["label"],
@@ -37,7 +37,7 @@ def answers(tables: Tables) -> Answers:
             own=share_with(excess.get(OWN)),
         ),
         reason=say(
-            "Ours assigns parameters bucket by bucket, so that some buckets can be sent while the next ones are "
+            "Our optimizer assigns parameters bucket by bucket, so that some buckets can be sent while later ones are "
             "updated; PyTorch assigns all parameters at once."
             if ours and theirs and ours > theirs
             else "",

@@ -54,7 +54,7 @@ PARTS = {"weights": "parameters", "gradients": "gradients", "state": "optimizer_
 MOMENTS: Columns = {
     "initialized": {"in use": "{initialized:.2f}"},
     "before the update": {title: f"{{{name}:.2f}}" for title, name in PARTS.items()},
-    "after it": {"in use": "{total:.2f}"},
+    "after the update": {"in use": "{total:.2f}"},
     "peak of a step": {"measured": "{peak:.2f}", "closed form": "{predicted_peak:.2f}"},
 }
 
@@ -98,27 +98,26 @@ def memory_answer(table: DataFrame) -> Answer:
         ),
         more=facts.say(
             f"The peak falls from {{whole[peak]:{unit}}} to {{own[peak]:{unit}}}.",
-            f"With sharded gradients too, it is {{both[peak]:{unit}}}.",
+            f"With gradients sharded too, it is {{both[peak]:{unit}}}.",
         ),
         results=Captioned(
             grid(asked, {"": "{title}", **MOMENTS}),
-            facts.say("Memory of the rank with most in use, in {unit}; {cell[cell]}. In use: the sum of the parts."),
+            facts.say("Memory of the fullest rank in {unit} ({cell[cell]}). In use: the sum of the parts."),
             legend={
-                "rest": "Rest: buckets that are copies, workspaces of cuBLAS, the allocator's rounding",
-                "closed form": "closed form: known for our buckets only",
+                "rest": "Rest: bucket copies, cuBLAS workspaces and allocator rounding",
+                "closed form": "closed form: for our buckets only",
             },
         ),
         reason=say(
-            "By closed form weights and gradients take $4 P$ bytes each and state $8 P$, divided by $N$ if sharded. "
-            "With activations and buffers this gives the peak; measured peaks are within {error:percent} of it.",
+            "In closed form, weights and gradients take $4 P$ bytes each and the state $8 P$, divided by $N$ if "
+            "sharded. Activations and buffers add up to the peak; measured peaks differ by at most {error:percent}.",
             choose(
                 early,
-                "The peak is reached in the backward pass, when memory holds activations next to the state; they "
-                "are freed before the update.",
+                "The peak occurs in the backward pass, since activations are freed before the update.",
                 "",
             ),
-            f"PyTorch's `DistributedDataParallel` keeps copies of all gradients "
-            f"({{copied:{unit}}}) in buckets, unless gradients are views of the buckets.",
+            f"PyTorch DDP keeps copies of all gradients ({{copied:{unit}}}) in buckets, unless gradients are views of "
+            "the buckets.",
             error=(asked["peak"] / asked["predicted_peak"] - 1).abs().max(),
             copied=gradients if rest > gradients else None,
         ),
@@ -170,23 +169,22 @@ def time_answer(table: DataFrame, rows: DataFrame, unsharded: DataFrame) -> Answ
             contender_table(OptimizerSharding, table, shown, TIMES),
             facts.say("Training steps of {row[label]}: median, 20th and 80th percentile of {row[n]:whole} steps."),
             legend={
-                "timed separately / ms": "Phases: medians; the optimizer's includes sending parameters",
-                "sync.": "PyTorch's synchronization is part of its backward pass",
-                NONE: f"{NONE}: no phase of its own, or a sum of phases more than {100 * ADD_UP:.0f} % from the step",
+                "timed separately / ms": "Phases: medians; the optimizer phase includes sending parameters",
+                NONE: f"{NONE}: part of the backward pass, or phases that miss the step by over {100 * ADD_UP:.0f} %",
                 **STARS,
             },
         ),
         reason=facts.say(
-            "The optimizer's part takes {own[optimizer]:ms} sharded and {whole[optimizer]:ms} unsharded ({own[cell]}): "
+            "The optimizer phase takes {own[optimizer]:ms} sharded and {whole[optimizer]:ms} unsharded ({own[cell]}): "
             "a rank updates $1\\/N$ of the parameters and receives the rest.",
-            "Over symmetric memory the optimizer's part takes {peers[optimizer]:ms}.",
-            "PyTorch's fastest version (_{setting}_) takes {theirs[median]:ms}; its optimizer's part, timed "
-            "separately, takes {theirs[optimizer]:ms}.",
+            "Over symmetric memory the optimizer phase takes {peers[optimizer]:ms}.",
+            "PyTorch's fastest step (_{setting}_) takes {theirs[median]:ms}, its optimizer phase "
+            "{theirs[optimizer]:ms}.",
             "In another launch (@sec-naive_ddp_benchmarking) our fastest unsharded step ({unsharded[title]}) "
             "takes {unsharded[median]:ms}.",
             *map(elsewhere, cells_of(shown)[1:]),
             yours(asked, {"ours, sharded": [HANDOUT]}),
-            setting="" if theirs is None else theirs["title"].removeprefix("PyTorch's, "),
+            setting="" if theirs is None else theirs["title"].removeprefix("PyTorch, "),
         ),
     )
 
@@ -195,8 +193,8 @@ def elsewhere(cell: DataFrame) -> Typst:
     """The steps of another cell."""
     whole, own, peers = (one(cell, contender=name) for name in (UNSHARDED, HANDOUT, PEERS))
     return Facts(whole=whole, own=own, peers=peers).say(
-        "In another setting the step takes {whole[median]:ms} unsharded, {own[median]:ms} sharded and "
-        "{peers[median]:ms} sharded over symmetric memory ({own[cell]})."
+        "In another setting ({own[cell]}), the step takes {whole[median]:ms} unsharded, {own[median]:ms} sharded and "
+        "{peers[median]:ms} sharded over symmetric memory."
     )
 
 
@@ -220,16 +218,16 @@ def zero_answer() -> Answer:
     return Answer(
         asked="(c) Against ZeRO stage 1",
         verdict=facts.say(
-            "The sharded optimizer takes the memory of ZeRO stage 1, but {sent / zero:times} its communication."
+            "The sharded optimizer uses as much memory as ZeRO stage 1 but sends {sent / zero:times} as many bytes."
         ),
         more=facts.say(
-            "By closed form each of {ranks} ranks holds {state:GiB} of training state and sends {sent:GB} per step; "
-            "ZeRO stage 1 sends {zero:GB} ({size} in fp32)."
+            "In closed form ({size} in fp32), each of {ranks} ranks holds {state:GiB} of training state and sends "
+            "{sent:GB} per step; ZeRO stage 1 sends {zero:GB}."
         ),
         results=Captioned(
             schemes_table(RANKS),
-            f"Training state per rank and bytes that a rank sends in a step, by closed form: {HANDOUT_SIZE} with "
-            "AdamW in fp32, without activations and buffers.",
+            f"Training state per rank and bytes sent per rank and step, in closed form, for {HANDOUT_SIZE} with AdamW "
+            "in fp32, without activations and buffers.",
         ),
     )
 
