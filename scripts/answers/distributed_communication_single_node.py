@@ -147,6 +147,6 @@ def growth(cells: DataFrame) -> Typst:
     facts = Facts(small=small, large=large, few=few, many=many, ring=(1 - 1 / many) / (1 - 1 / few))
     return facts.say(
         "Over {small[name]}, {many} processes take {large[ratio]:times} the time of {few} at {large[megabytes]} MB and "
-        "{small[ratio]:times} at {small[megabytes]} MB; on a ring of equal links without overhead it would be "
+        "{small[ratio]:times} at {small[megabytes]} MB; a ring of equal links without overhead would take "
         "{ring:times} at every size.",
     )

@@ -82,7 +82,7 @@ def saving(table: DataFrame, rows: DataFrame) -> Answer:
             peak=peak,
         ),
         more=facts.say(
-            f"It saves {{whole[between_steps] - own[between_steps]:{unit}}} and "
+            f"Measured savings are {{whole[between_steps] - own[between_steps]:{unit}}} and "
             f"{{whole[peak_memory] - own[peak_memory]:{unit}}} (_{{own[title]}}_ against _{{whole[title]}}_).",
             "" if kept["gpu"].any() else "The saving is measured on GPUs only.",
         ),

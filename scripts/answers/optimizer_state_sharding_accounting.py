@@ -110,7 +110,7 @@ def memory_answer(table: DataFrame) -> Answer:
         ),
         reason=say(
             "In closed form, weights and gradients take $4 P$ bytes each and the state $8 P$, divided by $N$ if "
-            "sharded. Activations and buffers add up to the peak; measured peaks differ by at most {error:percent}.",
+            "sharded. Adding activations and buffers gives the peak; measured peaks differ by at most {error:percent}.",
             choose(
                 early,
                 "The peak occurs in the backward pass, since activations are freed before the update.",
@@ -170,7 +170,8 @@ def time_answer(table: DataFrame, rows: DataFrame, unsharded: DataFrame) -> Answ
             facts.say("Training steps of {row[label]}: median, 20th and 80th percentile of {row[n]:whole} steps."),
             legend={
                 "timed separately / ms": "Phases: medians; the optimizer phase includes sending parameters",
-                NONE: f"{NONE}: part of the backward pass, or phases that miss the step by over {100 * ADD_UP:.0f} %",
+                NONE: f"{NONE}: part of the backward pass, or phases that add up to over {100 * ADD_UP:.0f} % more or "
+                "less than the step",
                 **STARS,
             },
         ),
