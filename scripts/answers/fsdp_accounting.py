@@ -115,7 +115,7 @@ def in_time(table: DataFrame, rows: DataFrame) -> Answer:
         missing=not_profiled(table, rows),
         verdict=facts.say(
             choose(first, "Yes, except at the start:" if len(late) else "Yes:", "No:")
-            + " weights arrive late for {late} of {blocks} units, by {own[late]:ms} in total ({own[cell]})."
+            + " {late} of {blocks} units wait for weights, {own[late]:ms} in total ({own[cell]})."
         ),
         more=facts.say(
             "The profiled forward pass of _{own[title]}_ takes {own[forward_length]:ms} (@fig-fsdp_gathers). Compiled "
