@@ -235,7 +235,7 @@ def _mistake(content: Mapping[str, Any], error: ValidationError) -> Mistake:
 
 def _quoted(value: Any) -> str:
     """A value to quote in a sentence; long values are truncated."""
-    text = repr(value)
+    text = "empty" if value is None else repr(value)
     return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}..."
 
 
@@ -288,7 +288,7 @@ def _from_text(value: Any) -> Any:
 def set_by(sources: Sources, path: Iterable[Any]) -> str:
     """The name of the source that sets the value at a path of keys: the last one that has it, or else the first."""
     path = tuple(path)
-    return next((name for name, content in reversed(sources) if _has(content, path)), sources[0][0])
+    return next((name for name, content in reversed(sources) if path and _has(content, path)), sources[0][0])
 
 
 def _has(content: Any, path: Iterable[Any]) -> bool:

@@ -5,6 +5,7 @@ import io
 import re
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import tyro
@@ -42,5 +43,8 @@ def one_sentence(box: str, program: str) -> str:
         error = re.sub(f"^{words}$", sentence, error)
     if "; allowed: " in error:
         return error
-    option = re.search(r"^--[a-z].*", "\n".join(others), re.MULTILINE)
-    return f"{error}; allowed: {option[0]}" if option else f"{error}; `{program} --help` lists what is allowed"
+    options, wrong = re.findall(r"^--[a-z].*", "\n".join(others), re.MULTILINE), re.findall(r"--[\w-]+", error)
+    if not options:
+        return f"{error}; `{program} --help` lists what is allowed"
+    nearest = get_close_matches("".join(wrong[:1]), [option.split()[0] for option in options], n=1, cutoff=0)
+    return f"{error}; allowed: {next(option for option in options if option.split()[0] == nearest[0])}"

@@ -46,7 +46,8 @@ def read_yaml(path: Path) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ValueError(f"{path}{place}: {error.problem}") from None
+        problem = str(error.problem).replace("but found another document", "a second document; allowed: one")
+        raise ValueError(f"{path}{place}: {problem}") from None
     except yaml.YAMLError as error:  # characters not allowed in YAML
         raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
 

@@ -142,6 +142,8 @@ def explain(record):
             made = sorted(each.name for each in workflow.rules if not each.has_wildcards())
             near = ", ".join(get_close_matches(name, made) or made)
             record.msg = f"Error: the target is {name!r}; allowed: {near}, or a file that a rule makes"
+    elif refused := re.match(r"Refused in file .*\n(.*)", text):  # by onstart
+        record.msg = f"Error: {refused[1]}"
     elif reasons := re.findall(r"^  +(?:Refused: (.*)|\((.*)\))$", text, re.M):
         record.msg = f"Error: {'; '.join(dict.fromkeys(map(''.join, reasons)))}"
     # The message of a failed command is also printed below "Error in rule".

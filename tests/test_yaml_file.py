@@ -28,6 +28,7 @@ BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
         ("a: !!timestamp x\n", "x.yaml, line 1, column 4: 'x' is not a valid timestamp"),
         ("a: !!bool x\n", "x.yaml, line 1, column 4: 'x' is not a valid bool"),
         (f"a: {'9' * 5000}\n", f"x.yaml, line 1, column 4: '{'9' * 40}' is not a valid int"),
+        ("a: 1\n---\nb: 2\n", "x.yaml, line 2, column 1: a second document; allowed: one"),
         (f"a: {'[' * 900}{']' * 900}\n", "x.yaml, line 1, column 104: nested deeper than 100 levels"),
         (f"a: {'[' * 5000}{']' * 5000}\n", "exceeded maximum nesting depth"),
     ],

@@ -83,6 +83,8 @@ def refuse_contradictions(question: Question) -> None:
     Raises:
         ValueError: they do, in one sentence.
     """
+    if question.model != EndToEnd.model and question.attention != Question.attention:
+        raise ValueError(f"attention is {question.attention!r}, but {question.model} has its own; leave attention out")
     if question.model in PRESETS:
         for name in ("size", "vocab_size"):
             if (value := getattr(question, name)) is not None:

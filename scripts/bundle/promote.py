@@ -96,7 +96,7 @@ if __name__ == "__main__":
         else:
             limit(source)
             copied = promote_bundle(source, target)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         sys.exit(printable(str(error)))
     machine = copied[0].relative_to(target).parts[0]
     print(f"{len(copied)} files from {source} are now recorded in {target / machine}")

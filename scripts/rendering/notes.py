@@ -99,8 +99,11 @@ def number(name: str, tables: Mapping[str, Any]) -> Typst:
     metric, _, statistic = metric.partition(".")
     check_name(f"the experiment of {{{name}}}", experiment, tables)
     check_name(f"the statistic of {{{name}}}", statistic or STATISTICS[0], STATISTICS)
-    rows = tables[experiment].dropna(subset=statistic or STATISTICS[0])
-    for key, value in [("metric", metric), *(pair.split("=", 1) for pair in wanted if "=" in pair)]:
+    statistic = statistic or STATISTICS[0]
+    rows = tables[experiment].dropna(subset=statistic)
+    if other := next((word for word in wanted if word and "=" not in word), ""):
+        raise ValueError(f"{{{name}}} has {other!r} after the metric; allowed: KEY=VALUE")
+    for key, value in [("metric", metric), *(pair.split("=", 1) for pair in wanted if pair)]:
         check_name(f"a key of {{{name}}}", key, rows)
         values = rows[key].map(str)
         values = values.map(label) if key == PARAMETER else values  # your own by their names, as in the report
@@ -111,4 +114,4 @@ def number(name: str, tables: Mapping[str, Any]) -> Typst:
         apart = [key for key in (*parameters(kind), *kind.details) if rows[key].nunique() > 1]
         raise ValueError(f"{{{name}}} matches {len(rows)} rows; allowed: one; they differ in {', '.join(apart)}")
     row = rows.iloc[0]
-    return with_unit(row[statistic or STATISTICS[0]], row["unit"]) if row["unit"] else significant(row[statistic])
+    return with_unit(row[statistic], row["unit"]) if row["unit"] else significant(row[statistic])

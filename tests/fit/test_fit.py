@@ -128,6 +128,7 @@ def test_the_fastest_way_that_fits_is_the_answer(capsys):
         ("--model llama", "model is 'llama'; allowed: gpt2, "),
         ("--model gpt2 --size small", "size is 'small', but gpt2 has its own"),
         ("--model gpt2 --context 2048", "context is 2048; gpt2 allows whole numbers up to 1024"),
+        ("--model gpt2 --attention plain", "attention is 'plain', but gpt2 has its own; leave attention out"),
         ("--model nowhere:Model", "model 'nowhere:Model' cannot be loaded"),
         ("--model builtins:int", "model 'builtins:int' cannot be called: no signature found"),
         ("--model tests.fit.test_fit:NoModel", "model 'tests.fit.test_fit:NoModel' cannot be called"),

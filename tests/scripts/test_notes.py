@@ -41,6 +41,10 @@ def test_a_number_is_the_tables():
     assert number(f"{CELL.replace('step', 'step.p80', 1)} rung=overlap", recorded()) == "166\u202fms"
 
 
+def test_a_number_without_a_unit_is_a_number():
+    assert number("accumulation sum accumulator=fp32 addend=fp32 cast=True", recorded()) == "10.0"
+
+
 def test_ones_own_implementation_has_its_name_of_the_report():
     flash = recorded()["flash"]
     row = select(flash, implementation="triton", metric="forward").iloc[:1]
@@ -55,6 +59,7 @@ def test_ones_own_implementation_has_its_name_of_the_report():
         ("", "the experiment of {} is ''; allowed: accumulation, "),
         ("flash speed", "metric of {flash speed} is 'speed'; allowed: "),
         ("flash forward.best", "the statistic of {flash forward.best} is 'best'; allowed: mean, median, "),
+        ("flash forward d 64", "{flash forward d 64} has 'd' after the metric; allowed: KEY=VALUE"),
         ("flash forward colour=red", "a key of {flash forward colour=red} is 'colour'; allowed: "),
         (f"{CELL} rung=sled", "rung of {training_ladder step .* rung=sled} is 'sled'; allowed: .*overlap"),
         (CELL, "matches 1[0-9] rows; allowed: one; they differ in .*rung"),

@@ -92,7 +92,8 @@ def test_a_file_in_the_place_of_a_folder_is_named(project):
 @pytest.mark.slow
 def test_a_model_that_cannot_be_called_is_named_before_any_job_begins(project):
     output = snakemake(project, "end_to_end", "--config", "model=tests.support.raising_model:LM", check=False)
-    assert "--config: model 'tests.support.raising_model:LM' cannot be loaded: RuntimeError: of itself" in output
+    assert "Error: --config: model 'tests.support.raising_model:LM' cannot be loaded: RuntimeError: of itself" in output
+    assert 'file "' not in output.lower()
     assert not list((project / "results").rglob("*.*"))
     shutil.rmtree(project / "results", ignore_errors=True)
 
