@@ -6,7 +6,7 @@ No torch here.
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from cs336_systems.implementations import ADAPTERS_OF, BUCKET_SIZE, load_module, load_path
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+T = TypeVar("T")
 Hook = Callable[[Any, Any], Any]
 """Called with a model and its optimizer."""
 GATHERS = ("gather_full_parameters", "gather_full_params", "fsdp_gather_full_params", "get_full_params_state_dict")
@@ -66,7 +67,11 @@ class Adapters:
         """Make a function of (q, k, v, is_causal)."""
         function = self.load(self.path)
         function = function() if self.adapter else function
-        return getattr(function, "apply", function) if self.adapter or isinstance(function, type) else function
+        return self._checked(
+            getattr(function, "apply", function) if self.adapter or isinstance(function, type) else function,
+            "__call__",
+            "a function of q, k, v and is_causal, or an autograd.Function",
+        )
 
     def data_parallel(self, module: "nn.Module", bucket_mb: float) -> Wrapped:
         """Wrap a module, in buckets of a size if it has any."""
@@ -74,11 +79,12 @@ class Adapters:
         if self.adapter:
             return self._with_adapters(wrap(module, bucket_mb) if self.name == "get_ddp_bucketed" else wrap(module))
         sized = BUCKET_SIZE in inspect.signature(wrap).parameters
-        return by_methods(wrap(module, **({BUCKET_SIZE: bucket_mb} if sized else {})))
+        return by_methods(self._model(wrap(module, **({BUCKET_SIZE: bucket_mb} if sized else {}))))
 
     def sharded_optimizer(self, parameters: Any, optimizer: type, **options: Any) -> "torch.optim.Optimizer":
         """Make a sharded optimizer."""
-        return self.load(self.path)(parameters, optimizer, **options)
+        sharded: torch.optim.Optimizer = self.load(self.path)(parameters, optimizer, **options)
+        return self._checked(sharded, "step", "an optimizer")
 
     def fsdp(self, module: "nn.Module", compute_dtype: "torch.dtype | None") -> Wrapped:
         """Wrap a module whose weights are sharded.
@@ -90,7 +96,9 @@ class Adapters:
         if compute_dtype is not None and "compute_dtype" not in inspect.signature(wrap).parameters:
             raise NotImplementedError("it does not accept compute_dtype")
         wrapped = wrap(module, **({} if compute_dtype is None else {"compute_dtype": compute_dtype}))
-        return self._with_adapters(wrapped) if self.adapter else by_methods(wrapped, load_module(self.path))
+        if self.adapter:
+            return self._with_adapters(wrapped)
+        return by_methods(self._model(wrapped), load_module(self.path))
 
     def _with_adapters(self, model: "nn.Module") -> Wrapped:
         """Look up the adapters that are called with a wrapped model."""
@@ -99,4 +107,14 @@ class Adapters:
             getattr(module, f"{self.name.removeprefix('get_')}_{end}", None)
             for end in ("on_train_batch_start", "on_after_backward", "gather_full_params")
         )
-        return Wrapped(model, before, after, gather and (lambda: gather(model)))
+        return Wrapped(self._model(model), before, after, gather and (lambda: gather(model)))
+
+    def _model(self, wrapped: "nn.Module") -> "nn.Module":
+        return self._checked(wrapped, "named_parameters", "a module")
+
+    def _checked(self, value: T, method: str, allowed: str) -> T:
+        """A value that the implementation is or returned; a TypeError if it is of another kind."""
+        if isinstance(value, type) or not hasattr(value, method):
+            kind = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+            raise TypeError(f"{self.name} gives {kind}; allowed: {allowed}")
+        return value

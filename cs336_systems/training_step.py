@@ -79,6 +79,8 @@ class TrainingStep:
         self.model.zero_grad(set_to_none=True)
         with precision_context(self.precision, self.inputs.device):
             self.logits = self.forward_model(self.inputs)
+        if not isinstance(self.logits, Tensor):
+            raise TypeError(f"the model's output is a {type(self.logits).__name__}; allowed: logits, a tensor")
         self.logits_dtype = self.logits.dtype
 
     def make_loss(self) -> None:

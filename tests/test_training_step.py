@@ -29,6 +29,13 @@ def run(step, mode):
         phase()
 
 
+def test_an_output_that_is_no_tensor_is_named():
+    step = TrainingStep(torch.nn.Identity(), make_tokens())
+    step.forward_model = lambda tokens: (tokens, None)
+    with pytest.raises(TypeError, match="the model's output is a tuple; allowed: logits, a tensor"):
+        step.forward()
+
+
 @pytest.mark.parametrize(
     "model", ["cs336_systems.model:TransformerLM", "tests.support.models:ConvolutionLM"]
 )  # with tied weights

@@ -7,7 +7,14 @@ from torch import Tensor
 
 
 def autocast_inputs(*inputs: Tensor) -> tuple[Tensor, ...]:
-    """Cast the inputs to autocast's dtype if it is on for their device, except float64 and integers."""
+    """Cast the inputs to autocast's dtype if it is on for their device, except float64 and integers.
+
+    Raises:
+        TypeError: one of them is not a tensor.
+    """
+    for x in inputs:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"The inputs must be tensors, got {type(x).__name__}.")
     device = inputs[0].device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
         return inputs

@@ -85,6 +85,7 @@ def flash_attention_varlen(
         ValueError: shapes, dtypes, devices or bounds are not supported.
         NotImplementedError: a derivative is not supported.
     """
+    q, k, v = autocast_inputs(q, k, v)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 3:
             raise ValueError(f"{name} must be [tokens, heads, d], got shape {list(x.shape)}.")
@@ -92,7 +93,7 @@ def flash_attention_varlen(
         if length is not None and not isinstance(length, int):
             raise TypeError(f"{name} must be a number of tokens or None, got {shown(length)}.")
     check_documents(q, k, cu_seqlens_q, cu_seqlens_k)
-    q, k, v = (x.transpose(0, 1)[None] for x in autocast_inputs(q, k, v))
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
     check(q, k, v, is_causal, scale, enable_gqa)
     mask = Options(is_causal, scale)
     options = parse_options(mask, q, window_size, softcap, sinks, deterministic, q.shape[1])

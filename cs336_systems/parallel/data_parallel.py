@@ -16,6 +16,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any, NoReturn, Self
 
 import torch
@@ -293,7 +294,10 @@ class BucketedDataParallel(OverlappedDataParallel):
 
         Raises:
             ValueError: as `DataParallel`, or a bucket size that is not positive.
+            TypeError: a bucket size that is not a number.
         """
+        if not isinstance(bucket_size_mb, Real):
+            raise TypeError(f"bucket_size_mb is {bucket_size_mb!r}; allowed: numbers above 0")
         if not bucket_size_mb > 0:
             raise ValueError(f"bucket_size_mb is {bucket_size_mb}; allowed: numbers above 0")
         super().__init__(module, process_group=process_group)

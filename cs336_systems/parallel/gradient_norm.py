@@ -19,8 +19,8 @@ def gradient_norm(
     """The norm of all gradients together, without waiting for the device.
 
     Args:
-        parameters: those without a gradient are skipped; a parameter that is listed twice counts once. For DTensors,
-            the norm covers the shards of all ranks, and all ranks call this.
+        parameters: one or several; those without a gradient are skipped, and one that is listed twice counts once. For
+            DTensors, the norm covers the shards of all ranks, and all ranks call this.
         norm_type: above 0, `inf` included; 2: the Euclidean norm.
         gradients: used instead of `.grad`.
 
@@ -32,6 +32,7 @@ def gradient_norm(
     """
     if not norm_type > 0:
         raise ValueError(f"norm_type is {norm_type}; allowed: numbers above 0, and inf")
+    parameters = [parameters] if isinstance(parameters, Tensor) else parameters  # not its rows
     given = gradients or {}
     all_gradients = [given.get(p, p.grad) for p in dict.fromkeys(parameters)]
     present = [gradient for gradient in all_gradients if gradient is not None]

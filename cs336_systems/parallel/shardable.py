@@ -1,5 +1,7 @@
 """Checks that a model can be sharded."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import nn
 
@@ -10,10 +12,13 @@ OWN_DTYPE = (nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.RNNC
 """PyTorch modules that compute with their own parameters and reject inputs of another dtype."""
 
 
-def check(module: nn.Module, compute_dtype: torch.dtype | None) -> None:
-    """Raise a ValueError if a part of a module cannot be sharded, or no parameter requires a gradient."""
-    if compute_dtype is not None and not compute_dtype.is_floating_point:
-        raise ValueError(f"compute_dtype is {compute_dtype}; allowed: floating-point dtypes, and None")
+def check(module: nn.Module, compute_dtype: torch.dtype | None, together: Iterable[type[nn.Module]] = ()) -> None:
+    """Raise a ValueError if a part of a module cannot be sharded, or a class of `together` is none of its parts'."""
+    for kind in together:
+        if not any(isinstance(part, kind) for part in module.modules()):
+            raise ValueError(f"together names {kind.__name__}, but the module has none; allowed: classes of its parts")
+    if not (compute_dtype is None or (isinstance(compute_dtype, torch.dtype) and compute_dtype.is_floating_point)):
+        raise ValueError(f"compute_dtype is {compute_dtype!r}; allowed: floating-point dtypes, and None")
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ValueError("the module has no parameter that requires a gradient: there is nothing to synchronize")
     if module._compiled_call_impl is not None:

@@ -75,7 +75,9 @@ def _retire(older: nn.Module, wrapper: nn.Module) -> None:
 
 
 def check_unwrapped(module: nn.Module, wrappers: tuple[type, ...] = (WrappedModule, DistributedDataParallel)) -> None:
-    """Raise a ValueError if a part of a module is a wrapper that averages gradients."""
+    """Raise a ValueError if a part of a module is a wrapper that averages gradients; a TypeError if it is no module."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"the module is {module!r:.80}; allowed: a torch.nn.Module")
     for name, part in module.named_modules():
         if isinstance(part, wrappers):
             raise ValueError(

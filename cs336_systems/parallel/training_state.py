@@ -121,9 +121,9 @@ def _renamed(state: Mapping[str, Any], names: Mapping[Any, Any]) -> dict[str, An
     return {"state": {names[name]: value for name, value in state["state"].items()}, "param_groups": groups}
 
 
-def latest_checkpoint(folder: Path) -> Path | None:
+def latest_checkpoint(folder: str | Path) -> Path | None:
     """Return the checkpoint whose name sorts last in a folder; None if there is none.
 
     Unfinished checkpoints do not count: the file `.metadata` is written last, and atomically.
     """
-    return max((file.parent for file in folder.glob("*/.metadata")), default=None)
+    return max((file.parent for file in Path(folder).glob("*/.metadata")), default=None)

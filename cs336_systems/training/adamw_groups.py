@@ -23,22 +23,29 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 def check_group(group: Mapping[str, Any]) -> None:
-    """Raise a ValueError if a hyperparameter is missing or out of range, or an option is not supported."""
+    """Raise a ValueError if a hyperparameter is missing or out of range, or an option is not supported.
+
+    A hyperparameter that is not a number raises a TypeError.
+    """
     for name, allowed in UNSUPPORTED.items():
         if group.get(name, allowed[0]) not in allowed:
             raise ValueError(f"MasterAdamW does not support {name}={group[name]}; leave it out")
     for name in ("lr", "betas", "eps", "weight_decay"):
         if name not in group:
             raise ValueError(f"a group has no {name}; allowed: groups of MasterAdamW or torch.optim.AdamW")
-    if len(group["betas"]) != 2:
+    if not isinstance(group["betas"], tuple | list) or len(group["betas"]) != 2:
         raise ValueError(f"betas are {group['betas']}; allowed: two numbers")
     for name, value in zip(HYPERPARAMETERS, values(group), strict=True):
         if isinstance(value, Tensor):
             if name != "lr" or value.numel() != 1:
                 raise ValueError(f"{name} is a tensor of {value.numel()} elements; allowed: a number, for lr a scalar")
             continue
-        if not value >= 0 or (name.startswith("beta") and not value < 1):
-            limits = "numbers in [0, 1)" if name.startswith("beta") else "numbers from 0"
+        limits = "numbers in [0, 1)" if name.startswith("beta") else "numbers from 0"
+        try:
+            valid = value >= 0 and (not name.startswith("beta") or value < 1)
+        except TypeError:  # not a number
+            raise TypeError(f"{name} is {value!r}; allowed: {limits}") from None
+        if not valid:
             raise ValueError(f"{name} is {value}; allowed: {limits}")
 
 

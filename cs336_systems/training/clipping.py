@@ -21,8 +21,8 @@ def clip_scale(
     torch.nn.utils.clip_grad_norm_. The formula is the same: min(1, max_norm / (norm + 1e-6)).
 
     Args:
-        parameters: those without a gradient are skipped; a parameter that is listed twice counts once. For DTensors,
-            the norm covers the shards of all ranks, and all ranks call this.
+        parameters: one or several; those without a gradient are skipped, and one that is listed twice counts once. For
+            DTensors, the norm covers the shards of all ranks, and all ranks call this.
         max_norm: maximum norm of all gradients together.
         norm_type: above 0, or `inf`; 2 is the Euclidean norm.
         gradients: used instead of `.grad`, as in `MasterAdamW.step`.

@@ -119,6 +119,7 @@ ENDS = torch.tensor([0, 4], dtype=torch.int32)
     ("change", "message"),
     [
         ({"q": torch.zeros(1, 4, 2, 8)}, r"q must be \[tokens, heads, d\], got shape \[1, 4, 2, 8\]"),
+        ({"k": None}, "The inputs must be tensors, got NoneType"),
         ({"cu_seqlens_q": [0, 4]}, r"cu_seqlens_q must be a tensor, got \[0, 4\]"),
         ({"cu_seqlens_k": ENDS.long()}, r"cu_seqlens_k must be int32, .* got torch\.int64"),
         ({"cu_seqlens_k": ENDS[:1]}, r"cu_seqlens_k must be int32, .* \[1\]"),

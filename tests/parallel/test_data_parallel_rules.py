@@ -167,6 +167,10 @@ def test_a_module_with_nothing_to_train_and_buckets_of_no_size_are_refused(devic
     for size in (0, -1.0, math.nan):
         with pytest.raises(ValueError, match=f"^bucket_size_mb is {size}; allowed: numbers above 0$"):
             BucketedDataParallel(nn.Linear(5, 3).to(device), bucket_size_mb=size)
+    with pytest.raises(TypeError, match=r"^bucket_size_mb is '25'; allowed: numbers above 0$"):
+        BucketedDataParallel(nn.Linear(5, 3).to(device), bucket_size_mb="25")
+    with pytest.raises(TypeError, match=r"^the module is <class '.*Linear'>; allowed: a torch\.nn\.Module$"):
+        BucketedDataParallel(nn.Linear)
 
 
 class Layers(nn.Module):

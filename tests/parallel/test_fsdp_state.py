@@ -206,7 +206,7 @@ def save_twice(rank, folder):
 
 
 def test_a_rank_killed_while_it_saves_leaves_the_previous_checkpoint(tmp_path):
-    assert latest_checkpoint(tmp_path) is None
+    assert latest_checkpoint(str(tmp_path)) is None
     with pytest.raises(torch.multiprocessing.ProcessExitedException, match="SIGKILL"):
         launch(save_twice, str(tmp_path))
     assert any((tmp_path / "00000002").iterdir())

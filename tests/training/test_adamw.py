@@ -249,6 +249,7 @@ def test_clip_scale_is_that_of_clip_grad_norm(dtypes, rtol, max_norm, norm_type,
         parameters[0].grad[0, 0] = value
         before = parameters[0].grad.clone()
         scale = clip_scale([*parameters, frozen, parameters[0]], max_norm, norm_type)
+        assert clip_scale(parameters[1], max_norm).equal(clip_scale([parameters[1]], max_norm))
         torch.nn.utils.clip_grad_norm_(filled, max_norm, norm_type)
         assert scale.shape == ()
         torch.testing.assert_close(before * scale.float(), parameters[0].grad, rtol=rtol, atol=0, equal_nan=True)
@@ -271,6 +272,10 @@ def test_what_is_not_supported_is_refused_by_name():
     refused(r"beta1 is 1.0; allowed: numbers in \[0, 1\)", betas=(1.0, 0.9))
     refused(r"betas are \(0\.9,\); allowed: two numbers", betas=(0.9,))
     refused("lr is -1", lr=-1)
+    for name, text in (("lr", "1e-3"), ("eps", None)):
+        with pytest.raises(TypeError, match=f"{name} is {text!r}; allowed: numbers from 0"):
+            MasterAdamW(make_parameters(), **{name: text})
+    refused("betas are 0.9; allowed: two numbers", betas=0.9)
     with pytest.raises(TypeError, match="no argument learning_rate"):
         MasterAdamW(make_parameters(), learning_rate=1)
     (parameter,) = make_parameters(torch.float32, shapes=[(4, 2)])

@@ -121,6 +121,16 @@ SOLUTIONS = {
         },
         {"mine": (RIGHT, "2 of 2 handout cases right; 9 of 11 other cases")},
     ),
+    "adapters that return nothing": (
+        {"tests/adapters.py": OF_ATTENTION.format("pass") + "def get_fsdp(module, compute_dtype=None): pass\n"},
+        {
+            "adapter-pytorch": (
+                "wrong",
+                "TypeError: get_flash.*_pytorch gives NoneType; allowed: a function of q",
+            ),
+            "adapter-fsdp": ("wrong", "TypeError: get_fsdp gives NoneType; allowed: a module"),
+        },
+    ),
     "nothing yet": (
         {
             "tests/adapters.py": OF_ATTENTION.format("raise NotImplementedError")
