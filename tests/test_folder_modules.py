@@ -11,6 +11,7 @@ import torch
 
 import cs336_systems
 from cs336_systems.folder_modules import FolderModules, MissingPackage
+from tests.support.files import write_files
 
 FILES = {
     "cs336_systems/__init__.py": "from importlib.metadata import version\n__version__ = version('cs336_basics')\n",
@@ -20,6 +21,7 @@ FILES = {
     "cs336-basics/cs336_basics/model.py": "class Linear: ...\nclass Embedding: ...\nother = 'theirs'\n",
     "src/elsewhere.py": "WHOSE = 'theirs'\n",
     "scripts/helper.py": "WHOSE = 'theirs'\n",
+    "tests/neighbour.py": "WHOSE = 'theirs'\n",
     "random.py": "raise SystemExit('it has the name of one of Python\\'s own modules')\n",
     "wandb/run-1/config.yaml": "",
 }
@@ -51,10 +53,7 @@ def modules(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
 
     def make(**files):
-        for path, text in {**FILES, "tests/neighbour.py": "WHOSE = 'theirs'\n", **files}.items():
-            file = tmp_path / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
+        write_files(tmp_path, {**FILES, **files})
         made.append(FolderModules(tmp_path))
         return made[-1]
 

@@ -10,6 +10,7 @@ from cs336_systems.model_check import check_model
 from cs336_systems.plan import make_plan
 from cs336_systems.record.source import own_digest
 from tests.samples import ROOT, config
+from tests.support.files import write_files
 
 
 @pytest.mark.parametrize(
@@ -106,9 +107,7 @@ ADAPTERS = f"from cs336_systems.flash import F\ndef get_ddp(module): ...\ndef {T
 
 
 def solution(folder, **files):
-    for path, text in {"tests/adapters.py": ADAPTERS, "cs336_systems/flash.py": "F = 1\n", **files}.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text)
+    write_files(folder, {"tests/adapters.py": ADAPTERS, "cs336_systems/flash.py": "F = 1\n", **files})
     return str(folder)
 
 

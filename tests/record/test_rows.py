@@ -19,7 +19,7 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.measurement import ORDERED_SAMPLES, Measurement, format_samples, parse_samples, summarize
 from cs336_systems.record.rows import BYTES_PER_CELL, digest_path, make_row, read_jobs, reserved, write_job
 from tests.samples import ROOT, mistakes, provenance
-from tests.support.seal import seal
+from tests.support.files import seal
 
 CELL = EndToEnd(steps=3)
 TOMORROW = (datetime.now(UTC) + timedelta(days=1)).isoformat()

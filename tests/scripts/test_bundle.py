@@ -28,7 +28,7 @@ from scripts.stages.tables import merge_all
 from scripts.tools import archive
 from tests import golden
 from tests.samples import ROOT, config
-from tests.support.seal import seal
+from tests.support.files import seal
 
 RECORDED = ROOT / "recorded/nvidia-h200"
 SMALL = ("accumulation", "autocast_dtypes")

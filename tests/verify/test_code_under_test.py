@@ -23,6 +23,7 @@ from cs336_systems.verify.verdict import (
     WRONG,
     verify,
 )
+from tests.support.files import write_files
 
 SDPA = "torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)"
 RIGHT_ATTENTION = f"import torch\ndef f(q, k, v, is_causal=False):\n    return {SDPA}"
@@ -34,10 +35,7 @@ def verified(tmp_path, launcher):
     """Verify code written into a folder: the first file, or one of a name."""
 
     def verified(code, family="attention", name="theirs:f", limit_s=60, **files):
-        for path, text in {"theirs.py": code, **files}.items():
-            file = tmp_path / "folder" / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
+        write_files(tmp_path / "folder", {"theirs.py": code, **files})
         result = verify(family, parse(f"it={name}"), tmp_path / "folder", tmp_path / "log", launcher, limit_s)
         assert all(reason.strip() for _, reason, _ in result.grouped)
         return result
@@ -290,9 +288,7 @@ def test_a_package_may_have_any_name_and_lack_what_it_does_not_use(verified):
 
 def test_a_copy_of_a_folder_has_its_commit_and_no_links_and_stays_as_it_is(tmp_path):
     files = {".git/HEAD": "ref: refs/heads/main\n", ".git/refs/heads/main": "a" * 40, "tests/adapters.py": ""}
-    for path, text in files.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
+    write_files(tmp_path, files)
     (tmp_path / "linked.py").symlink_to("/etc/passwd")
     os.mkfifo(tmp_path / "pipe.py")
     with read_only_copy(tmp_path) as copy:

@@ -8,6 +8,7 @@ from cs336_systems.handed_over import handed_over, implementations_in
 from cs336_systems.verify.folder import read_only_copy
 from cs336_systems.verify.verdict import CANNOT_BE_LOADED, CANNOT_RUN, RIGHT, UNSUPPORTED, verify
 from tests.samples import ROOT
+from tests.support.files import write_files
 
 ATTENTION = """
 import math, torch
@@ -148,10 +149,7 @@ SOLUTIONS = {
 @pytest.mark.parametrize("kind", SOLUTIONS)
 def test_each_kind_of_solution_is_judged_as_it_is(tmp_path, launcher, kind):
     files, expected = SOLUTIONS[kind]
-    for path, text in files.items():
-        file = tmp_path / "ada" / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+    write_files(tmp_path / "ada", files)
     with (tmp_path / "ada/profile.nsys-rep").open("wb") as profile:
         profile.truncate(10**9)
     with read_only_copy(tmp_path / "ada") as copy:
