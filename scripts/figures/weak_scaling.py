@@ -1,17 +1,24 @@
-"""Weak scaling of every way to train on several ranks."""
+"""Weak scaling of every way to train on several ranks: the step without communication over the step with it."""
+
+from collections.abc import Iterator, Mapping
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from pandas import DataFrame
+from pandas import DataFrame, Series, isna
 
+from cs336_systems.experiments.data_parallel import DataParallelTraining
+from cs336_systems.experiments.fsdp import FullyShardedTraining
 from scripts.rendering.style import NotDrawn, legend, look_of_line, subplots
+from scripts.views.comparison import OWN, Kind, cells_of, contenders, device_bound, fastest, names_in, setting_name
 from scripts.views.data import select
-from scripts.views.scaling import scaling
+from scripts.views.data_parallel import OURS, PYTORCH
+
+COLUMNS = ["panel", "title", "processes", "gpu", "efficiency"]
 
 
 def draw(data_parallel: DataFrame, fsdp: DataFrame) -> Figure:
     """A panel per model and setting: the step without communication over each contender's, by number of ranks."""
-    efficiencies = scaling({"data_parallel": data_parallel, "fsdp": fsdp})
+    efficiencies = scaling(data_parallel, fsdp)
     if not len(efficiencies):
         raise NotDrawn("no device-bound step without communication was measured on this machine")
     panels = list(dict.fromkeys(efficiencies["panel"]))
@@ -28,6 +35,30 @@ def draw(data_parallel: DataFrame, fsdp: DataFrame) -> Figure:
     all_axes[-1].set_xlabel("efficiency / %")
     legend(all_axes, ncols=len(ranks) + 1)
     return figure
+
+
+def scaling(data_parallel: DataFrame, fsdp: DataFrame) -> DataFrame:
+    """One row per contender and number of ranks, in device-bound cells with a steady step without communication.
+
+    Columns: `panel`, model and setting; `title`; `processes`; `gpu`, empty on a CPU; `efficiency`, 1 if communication
+    costs nothing. For data-parallel wrappers with several settings, only the fastest.
+    """
+    rows: list[dict[str, object]] = []
+    for cell in cells_of(device_bound(contenders(DataParallelTraining, data_parallel))):
+        names = {**{title: [name] for name, title in OURS.items()}, "PyTorch's DDP": PYTORCH}
+        names |= {name: [name] for name in names_in(cell, OWN)}
+        rows += rows_of(DataParallelTraining, {title: fastest(cell, each) for title, each in names.items()})
+    for cell in cells_of(device_bound(contenders(FullyShardedTraining, fsdp))):
+        rows += rows_of(FullyShardedTraining, {row["title"]: row for _, row in cell.iterrows()})
+    return DataFrame(rows, columns=COLUMNS)
+
+
+def rows_of(kind: Kind, named: Mapping[str, Series | None]) -> Iterator[dict[str, object]]:
+    """The rows of a cell's contenders; none for its baseline, and where that is not steady."""
+    for title, row in named.items():
+        if row is not None and not isna(row["exposed"]):
+            panel = f"{row['label']}, {setting_name(kind, row)}"
+            yield {**row, "panel": panel, "title": title, "efficiency": row["baseline"] / row["median"]}
 
 
 def draw_panel(axes: Axes, panel: DataFrame, ranks: list[int]) -> None:
