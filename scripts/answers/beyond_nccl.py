@@ -28,7 +28,7 @@ def tiles(section: Answers) -> list[Tile]:
     asked = next(iter(section["against"]), None)
     if not section["gpu"] or asked is None or not asked.speed.faster:
         return []
-    meaning = f"speedup of our data-parallel step with symmetric memory over PyTorch's DDP ({asked.cell})"
+    meaning = f"speedup of our data-parallel step with symmetric memory over PyTorch DDP ({asked.cell})"
     return [Tile(times(asked.speed.ratio), escape(meaning))]
 
 

@@ -68,7 +68,7 @@ def in_less_memory(ladder: DataFrame) -> tuple[Typst, Typst]:
 
 
 def weak_scaling(wrappers: DataFrame, best: Series | None, why: str) -> Answer:
-    """The step without communication over the best wrapper's and over PyTorch's best, by number of ranks."""
+    """The step without communication over the best wrapper's and over PyTorch DDP, by number of ranks."""
     known = wrappers[wrappers["exposed"].notna()].sort_values("median")
 
     def efficiencies(names: list[str]) -> list[str]:
@@ -90,7 +90,7 @@ def weak_scaling(wrappers: DataFrame, best: Series | None, why: str) -> Answer:
         missing=why,
         verdict=facts.say("With {wrapper}, {best[label]} scales with an efficiency of {cells:listing} {noun}."),
         more=facts.say(
-            "PyTorch's DDP reaches {others:listing}.",
+            "PyTorch DDP reaches {others:listing}.",
             "The baseline is the same step without communication ({setting}).",
         ),
         results=["weak_scaling"] if best["gpu"] else [],
@@ -119,6 +119,6 @@ def advice(ladder: DataFrame, best: Series | None, theirs: Series | None) -> Ans
         reason=facts.say(
             state if best is None else NOTHING,
             weights,
-            against(best, theirs).sentence(wrapper + buckets, "PyTorch's best wrapper", where),
+            against(best, theirs).sentence(wrapper + buckets, "PyTorch DDP", where),
         ),
     )

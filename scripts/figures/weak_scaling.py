@@ -45,7 +45,7 @@ def scaling(data_parallel: DataFrame, fsdp: DataFrame) -> DataFrame:
     """
     rows: list[dict[str, object]] = []
     for cell in cells_of(device_bound(contenders(DataParallelTraining, data_parallel))):
-        names = {**{title: [name] for name, title in OURS.items()}, "PyTorch's DDP": PYTORCH}
+        names = {**{title: [name] for name, title in OURS.items()}, "PyTorch DDP": PYTORCH}
         names |= {name: [name] for name in names_in(cell, OWN)}
         rows += rows_of(DataParallelTraining, {title: fastest(cell, each) for title, each in names.items()})
     for cell in cells_of(device_bound(contenders(FullyShardedTraining, fsdp))):
