@@ -140,7 +140,7 @@ def batch() -> Answer:
     return Answer(
         "(c) Compute-bound",
         facts.say("The forward pass is compute-bound with {each} or more tokens per device, {all} in total."),
-        facts.say("If the two collectives run one after the other, {each_in_turn} and {in_turn} tokens are needed."),
+        facts.say("If the two collectives run one after the other, it needs {each_in_turn} ({in_turn} in total)."),
         results=closed_forms(
             head,
             body,

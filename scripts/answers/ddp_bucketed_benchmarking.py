@@ -95,7 +95,7 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
         results="ddp_bucket_sizes" if any(sizes["exposed"].notna().any() for sizes in swept) else (),
         reason=facts.say(
             "Elsewhere the shortest step takes {others:listing}.",
-            "Compute also favours large buckets: with {large[bucket_mb]} MB it takes {shorter:span ms} less than with "
+            "Compute favours large buckets: with {large[bucket_mb]} MB it takes {shorter:span ms} less than with "
             "{small[bucket_mb]} MB ({stretches}).",
             same_calls(asked),
             "At {best[bucket_mb]} MB, {slowed[exposed]:ms} of communication is exposed ({slowed[cell]}), mostly as "

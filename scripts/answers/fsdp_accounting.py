@@ -91,10 +91,7 @@ def saving(table: DataFrame, rows: DataFrame) -> Answer:
             contender_table(FullyShardedTraining, table.iloc[:0], device_bound_if_any(kept), columns),
             "Memory per rank with unsharded and with sharded state: weights and moments between steps, weights "
             "gathered at the peak, and the peak.",
-            legend={
-                "measured": "Measured once, on rank 0",
-                NONE: f"{NONE}: no closed form, as PyTorch gathers other units",
-            },
+            legend={"measured": "Measured once, on rank 0", NONE: f"{NONE}: no closed form"},
         ),
     )
 

@@ -16,7 +16,7 @@ def answers(tables: Tables) -> Answers:
         comparisons,
         ("flat", "naive"),
         more=[
-            "Its step takes {own[median]:ms} instead of {other[median]:ms}.",
+            "A flat step takes {own[median]:ms}, a naive step {other[median]:ms}.",
             "{elsewhere}",
         ],
         reason=[

@@ -35,7 +35,7 @@ def share(table: DataFrame, rows: DataFrame) -> Answer:
     return Answer(
         asked="Step time and share",
         verdict=facts.say(
-            "Communication takes {naive[exposed] / naive[median]:percent} of a naive step, {naive[exposed]:ms} of "
+            "Communication costs {naive[exposed] / naive[median]:percent} of a naive step, {naive[exposed]:ms} of "
             "{naive[median]:ms} ({naive[cell]})."
         )
         or facts.say(takes + "communication takes {naive[synchronization_share]:percent} of it ({naive[cell]}).")
