@@ -155,7 +155,7 @@ def derived(tables: Tables) -> Answer:
             "Not measured. At bf16 peak, two {gpu}s would take {least:s}; the record of {record:s} reaches "
             "{least / record:percent} of peak."
         ),
-        say("Two GPUs of this kind would need at least {own:s}.", own=own),
+        say("Two GPUs like this machine's would need at least {own:s}.", own=own),
         reason=say(
             "The step was not run. {why}." if len(lost) else "The step needs two GPUs.",
             work("The peak of a {gpu} is {peak} ({source})."),

@@ -207,7 +207,7 @@ def test_a_lost_step_and_one_of_another_size_leave_the_closed_forms(part):
     for lost in (leaderboard(part, size="nano", context=64), leaderboard(part).query("metric != 'step'")):
         answer = training_leaderboard.answers({"leaderboard": lost})["time"]
         assert (answer.verdict, answer.reason) == (nothing.verdict, nothing.reason)
-        assert plain(answer.more) == "Two GPUs of this kind would need at least 2.40 s."
+        assert plain(answer.more) == "Two GPUs like this machine's would need at least 2.40 s."
 
 
 def test_a_part_that_does_not_fit_says_why():
