@@ -24,7 +24,7 @@ def cells_are_complete(tables: Mapping[str, DataFrame]) -> Cases:
             yield Case(in_words(EXPERIMENTS[name], cell), True, f"no {', '.join(missing)}")
 
 
-@check("{n} metric{s} lost in all cells of a kind", "no metric was lost")
+@check("{n} lost metric{s}", "no metric was lost")
 def metrics_are_lost_in_all_cells(tables: Mapping[str, DataFrame]) -> Cases:
     """No cell lacks a metric that another cell of its kind has.
 

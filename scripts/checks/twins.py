@@ -40,8 +40,8 @@ def no_two_times_identical(tables: Mapping[str, DataFrame]) -> Cases:
 
 @check("{n} pair{s}; the closest differ by {least:.1%}", "no two cells to compare")
 def no_two_cells_alike(tables: Mapping[str, DataFrame]) -> Cases:
-    """Cells with the same kernels but another implementation, compilation or length differ by {APART:.1%} in at least
-    one time.
+    """Cells with the same kernels but another implementation, compilation or length differ by more than {APART:.1%} in
+    at least one time.
     """
     for experiment, table in tables.items():
         kind = EXPERIMENTS[experiment]
