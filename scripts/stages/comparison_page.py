@@ -64,9 +64,7 @@ def page(comparison: Comparison, picture: str) -> str:
             picture=picture,
             comparison=comparison,
             verdict=headline(comparison),
-            widened=Typst(
-                "" if widened == 1 else f", scaled by {widened:.2f} to match the cells of unchanged code here"
-            ),
+            widened=Typst("" if widened == 1 else f", scaled by {widened:.2f} for these two runs"),
             differs=differing(comparison["differs"]),
             code=code(comparison["same_code"]),
             by_experiment=by_experiment(cells).markup(),
