@@ -184,7 +184,7 @@ def time_answer(table: DataFrame, rows: DataFrame, unsharded: DataFrame) -> Answ
             "In another launch (@sec-naive_ddp_benchmarking) our fastest unsharded step ({unsharded[title]}) "
             "takes {unsharded[median]:ms}.",
             *map(elsewhere, cells_of(shown)[1:]),
-            yours(asked, {"ours, sharded": [HANDOUT]}),
+            yours(asked, {"our sharded optimizer": [HANDOUT]}),
             setting="" if theirs is None else theirs["title"].removeprefix("PyTorch, "),
         ),
     )
