@@ -56,7 +56,7 @@ def in_less_memory(ladder: DataFrame) -> tuple[Typst, Typst]:
     """The memory that a sharded optimizer and FSDP save over data parallelism in the same cell, and their steps."""
     cell = wrapped_cell(ladder)
     whole, state, weights = (one(cell, rung=name) for name in ("data_parallel", "sharded", "fsdp"))
-    facts = Facts(whole=whole, state=state, weights=weights)
+    facts = Facts(whole=whole, state=state, weights=None if state is None else weights)
     return facts.say(
         "For {whole[label]} on {whole[processes]} GPUs (bf16, no CUDA graph), data parallelism takes {whole[step]:ms}; "
         "sharding the optimizer and updating in the backward pass takes {state[step]:ms} and saves "

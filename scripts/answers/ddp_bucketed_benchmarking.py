@@ -81,7 +81,7 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
                 else "An intermediate size is best: {best[bucket_mb]} MB, {best[median]:ms}",
                 "Unexpectedly, an extreme size is best: {best[bucket_mb]} MB, {best[median]:ms}",
                 "Unexpectedly, bucket size hardly matters: steps differ by at most {apart:percent}"
-                if apart < LEAST
+                if 1 < apart < LEAST
                 else "No size is clearly best; {best[bucket_mb]} MB has the shortest median, {best[median]:ms}",
             )
             + " ({best[cell]})."
