@@ -92,9 +92,12 @@ def score_sentence(score: Series, other: str) -> Typst:
         words = "ours is faster than {other} at {row[won]} of {row[cells]} shapes and slower at {row[lost]}."
         return say(start + words, row=score, other=other)
     low, high = score[["median", "median"] if score["cells"] >= ENOUGH else ["least", "most"]]
+    end = " (median of {row[cells]} shapes)." if score["cells"] >= ENOUGH else "."
     if score["won"] > score["lost"]:
-        return say(start + "ours is {gains:span times} as fast as {other}.", gains=(low, high), other=other)
-    return say(start + "{other} is {gains:span times} as fast as ours.", gains=(1 / high, 1 / low), other=other)
+        words = "ours is {gains:span times} as fast as {other}"
+        return say(start + words + end, row=score, gains=(low, high), other=other)
+    words = "{other} is {gains:span times} as fast as ours"
+    return say(start + words + end, row=score, gains=(1 / high, 1 / low), other=other)
 
 
 def strongest(met: DataFrame) -> str | None:

@@ -44,7 +44,9 @@ def tiles(section: Answers) -> list[Tile]:
         shown.append(Tile(milliseconds(board["mean"]), meaning))
     if gained is not None:
         name = f"{gained['label']} at context {gained['context']} ({gained['precision']})"
-        step = say("speedup of our attention over plain attention in training {name}.", name=name)
+        speed = gained["against plain"]
+        fast, slow, ratio = ("our", "plain", speed.ratio) if speed.faster else ("plain", "our", 1 / speed.ratio)
+        step = say(f"speedup of {fast} attention over {slow} attention in training {{name}}.", name=name)
         others = gained["against sdpa"].sentence("ours", "PyTorch’s SDPA")
-        shown.append(Tile(times(gained["against plain"].ratio), say(step, others)))
+        shown.append(Tile(times(ratio), say(step, others)))
     return shown

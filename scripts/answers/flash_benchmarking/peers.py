@@ -18,8 +18,9 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
     met = select(duels(cells, OURS), precision="bf16", compiled_call=False)
     main = next((kind for kind in MAIN if strongest(select(met, kind=kind))), "")
     rival = strongest(select(met, kind=main))
+    asked = "Against the fastest library in bf16"
     if rival is None:
-        return Answer("Against the libraries", missing="Not compared: our kernels were not timed next to any library.")
+        return Answer(asked, missing="Not compared: our kernels were not timed next to any library.")
     names, every = titles(table), scores(met)
     every["order"], every["title"] = every[PARAMETER].map(list(names).index), every[PARAMETER].map(names)
     kinds = [kind for kind in KINDS if strongest(select(met, kind=kind))]
@@ -32,7 +33,7 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
         numbers = " / ".join(f"{{{name} {kind}:.0f}}" for name in ("won", "even", "lost"))
         columns[kind] = {"faster / on par / slower": numbers, "ratio": f"{{median {kind}:.2f}}×"}
     return Answer(
-        asked="Against the fastest library in bf16",
+        asked=asked,
         verdict=score_sentence(by_kind[main], names[rival]),
         more=say(*(score_sentence(score, names[rival]) for score in others)),
         results=[
