@@ -133,22 +133,23 @@ def variability(known: DataFrame) -> Answer:
     steps = known[known["std"].notna()]
     variation, bound = steps["std"] / steps["mean"], steps["host_bound"].astype(bool)
     on_gpu = bool(steps["busy"].notna().any())
-    wide, typical = int((variation[~bound] > WIDE).sum()), variation[~bound].median()
+    chosen = variation if bound.all() else variation[~bound]
+    wide, typical = int((chosen > WIDE).sum()), chosen.median()
     return Answer(
         asked="(b) Variability",
         verdict=say(
-            ("Device-bound steps " if on_gpu else "Steps ")
+            ("Steps " if not on_gpu else "Host-bound steps " if bound.all() else "Device-bound steps ")
             + ("vary a lot" if typical > WIDE else "mostly vary little" if wide else "vary little")
             + ": the std is {typical:percent} of the mean ({cells}).",
             typical=typical,
-            cells=median_of(int((~bound).sum()), "cell"),
+            cells=median_of(len(chosen), "cell"),
         ),
         more=say(
             "It exceeds {limit:percent} in {wide} of these cells.",
             "In host-bound cells, it is {typical:percent} ({cells}).",
             limit=WIDE,
-            wide="all" if wide == int((~bound).sum()) else wide or "none",
-            typical=variation[bound].median(),
+            wide="all" if wide == len(chosen) else wide or "none",
+            typical=None if bound.all() else variation[bound].median(),
             cells=median_of(int(bound.sum()), "cell"),
         ),
         reason=say(

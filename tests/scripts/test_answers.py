@@ -8,7 +8,7 @@ import pandas
 import pytest
 
 from cs336_systems.accounting.leaderboard import PARAMETERS
-from cs336_systems.compare.speed import FASTER, SAME
+from cs336_systems.compare.speed import FASTER, SAME, SLOWER
 from cs336_systems.experiments.data_parallel import DataParallelTraining
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.fsdp import FullyShardedTraining
@@ -21,6 +21,7 @@ from scripts.answers import (
     conclusion,
     ddp_bucketed_benchmarking,
     distributed_communication_single_node,
+    flash_benchmarking,
     memory_profiling,
     optimizer_state_sharding,
     training_ladder,
@@ -91,6 +92,20 @@ def test_the_tile_names_the_faster_precision_first(gain, number, what):
         number,
         f"speedup of {what} (forward and backward of nano, context 128)",
     )
+
+
+def test_the_tile_names_the_faster_attention_first():
+    speeds = {"against plain": Speed(0.8, SLOWER), "against sdpa": Speed(None)}
+    gained = {"label": "nano", "context": 128, "precision": "bf16", **speeds}
+    (tile,) = flash_benchmarking.tiles({"board": None, "gained": gained})
+    meaning = "speedup of plain attention over our attention in training nano at context 128 (bf16)."
+    assert (str(tile.number), plain(tile.meaning)) == ("1.25×", meaning)
+
+
+@pytest.mark.parametrize(("bound", "who"), [([True, True], "Host-bound"), ([True, False], "Device-bound")])
+def test_steps_vary_even_if_all_are_host_bound(bound, who):
+    steps = pandas.DataFrame({"std": 0.1, "mean": 10.0, "busy": 0.9, "host_bound": bound})
+    assert benchmarking_script.variability(steps).verdict.startswith(f"{who} steps vary little: the std is 1.0")
 
 
 def test_the_best_segment_has_its_neighbours():
