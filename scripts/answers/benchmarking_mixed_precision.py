@@ -174,7 +174,7 @@ def why(here: DataFrame, profile: DataFrame) -> Typst:
         return NOTHING
     matmuls, rest = (row[f"{each} fp32"] / row[f"{each} bf16"] for each in ("matmuls", "the rest"))
     return say(
-        "In the profiled step of {row[label]} at context {context}, matmuls take {row[matmuls fp32]:ms} in fp32 and "
+        "In the profiled passes of {row[label]} at context {context}, matmuls take {row[matmuls fp32]:ms} in fp32 and "
         "{row[matmuls bf16]:ms} in bf16. Everything else, including autocast's casts, takes {row[the rest fp32]:ms} "
         "and {row[the rest bf16]:ms}.",
         "So the larger the share of matmuls, the more bf16 gains." if len(here) > 1 and matmuls > max(rest, 1) else "",

@@ -39,7 +39,7 @@ def times(table: DataFrame, cells: DataFrame) -> Answer:
         ),
         results=Captioned(
             grid_table(table, TIMES | {"memory before backward / MiB": "memory_before_backward"}),
-            "Mean times and memory of plain attention by head dimension.",
+            "Means for plain attention by head dimension.",
             legend={"*": "*: host-bound (device busy for less than 90 % of the pass)"},
         ),
     )

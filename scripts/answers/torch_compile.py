@@ -177,7 +177,8 @@ def step_sentence(decided: DataFrame, steps: DataFrame, cells: int) -> Typst:
     if len(decided) == 1:
         row = decided.iloc[0]
         name = f"the compiled step of {row['label']} ({row['precision']})"
-        return speed_of(steps, row).sentence(name, "the eager one")
+        where = "(other steps are host-bound)" if cells > 1 else ""
+        return speed_of(steps, row).sentence(name, "the eager one", where)
     quick, slow, gains = faster_one(decided["gain"])
     where = f"{len(decided)} of {cells} cells; the others are host-bound" if len(decided) < cells else f"{cells} cells"
     words = "The {quick} step is {gains:span times} as fast as the {slow} one in {where}."
