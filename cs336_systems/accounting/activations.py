@@ -142,10 +142,10 @@ class BlockActivations:
         yield Saved("attention", "matmul", self._dtype, vectors, "rotated queries")
         yield Saved("attention", "masked_fill", "bool", scores, "causal mask")
         softmax = (self.batch_size, self.shape.num_heads, *scores)
-        yield Saved("attention", "softmax", self.softmax_dtype, softmax, "attention weights")
+        yield Saved("attention", "softmax", self.softmax_dtype, softmax, "probabilities")
         yield Saved("attention", "matmul", self._dtype, vectors, "values")
         if self.softmax_dtype != self._dtype:
-            yield Saved("attention", "matmul", self._dtype, (matrices, *scores), "attention weights, cast")
+            yield Saved("attention", "matmul", self._dtype, (matrices, *scores), "probabilities, cast")
 
     def _flash(self) -> Iterator[Saved]:
         rows = (self.batch_size, self.shape.num_heads, self.context)

@@ -98,7 +98,7 @@ def peaks(table: DataFrame, plain: DataFrame) -> Answer:
             "At {lost:listing} it runs out of memory.",
             *(
                 say(
-                    "With our FlashAttention, context {row[context]} fits in {row[precision]} ({row[mean] / gib:GiB}).",
+                    "With our attention, context {row[context]} fits in {row[precision]} ({row[mean] / gib:GiB}).",
                     row=row,
                     gib=GIB,
                 )

@@ -46,7 +46,7 @@ def block(table: DataFrame) -> dict[str, Answer]:
                 legend={NONE: f"{NONE}: not saved"},
             ),
             reason=say(
-                "The softmax's result grows with the square of the context. FlashAttention instead saves its output "
+                "The probabilities grow with the square of the context. FlashAttention instead saves its output "
                 "and one number per row of scores.",
             ),
         ),
