@@ -18,7 +18,7 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
     met = select(duels(cells, OURS), precision="bf16", compiled_call=False)
     main = next((kind for kind in MAIN if strongest(select(met, kind=kind))), "")
     rival = strongest(select(met, kind=main))
-    asked = "Against the fastest library in bf16"
+    asked = "Against the fastest library measured (bf16)"
     if rival is None:
         return Answer(asked, missing="Not compared: our kernels were not timed next to any library.")
     names, every = titles(table), scores(met)

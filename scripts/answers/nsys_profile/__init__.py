@@ -76,7 +76,7 @@ def forward_time(passes: DataFrame, close: DataFrame, unit: str) -> Answer:
             times=[say("{row[stage]:ms} in {row[precision]}", row=each) for _, each in quoted.iterrows()],
         ),
         more=facts.say(
-            "The host's timer in another process differs by {gap:span percent} ({cells}).",
+            "The host timer in another process differs by {gap:span percent} ({cells}).",
             "Of {all} cells, {bound} {are} host-bound.",
             are="is" if bound.sum() == 1 else "are",
             cells=count(len(gap), "device-bound cell" if on_gpu else "cell"),
