@@ -21,7 +21,7 @@ from scripts.views.training_ladder import ends, fastest, rung_table
 from scripts.views.verdicts import against
 
 RECORDED = Path("recorded/nvidia-h200/raw")
-COMPARED = ("this project", "speed-up over")
+COMPARED = ("this project", "speedup over")
 """Titles of the columns of numbers."""
 PYTORCH_ATTENTION = [each.name for each in Flash.contenders if each.foreign and not each.package]
 SETTING = ("size", "precision", "compiled")

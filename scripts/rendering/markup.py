@@ -93,7 +93,7 @@ def significant(value: float | None, digits: int = 3) -> Typst:
 
 
 def times(value: float | None) -> Typst:
-    """A ratio, such as a speed-up, to two decimals, but not more than three digits."""
+    """A ratio, such as a speedup, to two decimals, but not more than three digits."""
     if not measured(value):
         return escape(NOT_MEASURED)
     return Typst(f"{value:.2f}×" if value < 10 else f"{significant(value)}×")
