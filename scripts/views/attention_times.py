@@ -90,6 +90,7 @@ def score_sentence(score: Series, other: str) -> Typst:
     start = f"With {IN_WORDS[score['kind']]}, "
     if 2 * max(score["won"], score["lost"]) <= score["cells"]:
         words = "ours is faster than {other} at {row[won]} of {row[cells]} shapes and slower at {row[lost]}."
+        words = words if score["won"] or score["lost"] else "ours and {other} are on par."
         return say(start + words, row=score, other=other)
     low, high = score[["median", "median"] if score["cells"] >= ENOUGH else ["least", "most"]]
     end = " (median of {row[cells]} shapes)." if score["cells"] >= ENOUGH else "."
