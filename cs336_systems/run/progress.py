@@ -25,8 +25,8 @@ RECORDED, SAMPLES = Path("recorded"), Path("tests/samples/cpu/raw")
 """Folders of recorded machines, and of rows that two idle cores of a processor measured, at the smoke scale."""
 FORKED_S, OTHER_S = 0.5, 1.0
 """Seconds on these cores until a forked job's first cell begins, and of a job that measures nothing."""
-BEFOREHAND = 0.02
-"""Share of the expected time that counts as if it had passed as recorded, so that a few short cells decide little."""
+BEFOREHAND = 0.1
+"""Share of the expected time that counts as if it had passed as recorded, so that the first cells, and a slow first start, decide little."""
 FINISHED = re.compile(r"^\[(?P<number>\d+)/\d+\] .*?: (?P<outcome>.*), (?P<seconds>[\d.]+) s$")
 
 
