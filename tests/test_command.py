@@ -116,7 +116,7 @@ def test_ctrl_c_while_snakemake_is_imported_ends_in_one_sentence():
 
 def test_a_command_has_its_own_options(run):
     assert "--context" in run("fit", "--help")[1]
-    assert run("fit", "--size", "huge")[2].startswith("fit: size")
+    assert run("fit", "--size", "huge")[2].startswith("cs336-systems fit: size")
     assert "--additions" in run("measure", "accumulation", "--help")[1]
     head = f"{sys.executable} -m cs336_systems fit --size nano | head -n 1"
     first = subprocess.run(head, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)

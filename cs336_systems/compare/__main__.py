@@ -26,7 +26,7 @@ class OneSentence(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2."""
-        self.exit(2, f"compare: {message}\n")
+        self.exit(2, f"{self.prog}: {message}\n")
 
 
 def share(text: str) -> float:
@@ -143,7 +143,7 @@ def main(arguments: list[str] | None = None) -> int:
         write(options.json, lambda: json.dumps(to_json(comparison)))
         write(options.csv, lambda: to_csv(comparison))
     except (ValueError, OSError) as error:
-        print(f"compare: {error}", file=sys.stderr)
+        print(f"cs336-systems compare: {error}", file=sys.stderr)
         return 2
     print(to_text(comparison))
     if options.fail_if_slower and (slower := comparison.slower_by(options.fail_if_slower)):

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> None:
         refuse_contradictions(question)
         answer = closed_form(question) if question.model == EndToEnd.model else traced(question)
     except ValueError as error:
-        print(f"fit: {error}", file=sys.stderr)
+        print(f"cs336-systems fit: {error}", file=sys.stderr)
         sys.exit(2)
     print(json.dumps(answer.as_json(asdict(question)), indent=1) if as_json else answer)
 

@@ -67,7 +67,7 @@ class Answer:
         use = f"{best.way}, {best.total / GB:.1f} of {self.capacity / GB:.1f} GB"
         if best.outcome == "does not fit":
             least = "at least " if best.at_least else ""
-            need = f"{least}{best.total / GB:.1f} of {self.capacity / GB:.1f} GB"
+            need = f"{least}{best.total / GB:.1f} GB, but a GPU has {self.capacity / GB:.1f} GB"
             return f"No: even the smallest configuration ({best.way}) needs {need}{self._enough()}."
         if best.at_least:
             use += " plus convolution workspaces, which are not predicted"

@@ -67,7 +67,7 @@ def test_bad_input_is_one_sentence(folders, capsys, arguments, sentence):
         status = exit.code
     assert status == 2
     error = capsys.readouterr().err
-    assert error.startswith("compare: ")
+    assert error.startswith("cs336-systems compare: ")
     assert sentence in error
     assert error.count("\n") == 1
 
