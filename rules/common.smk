@@ -137,7 +137,7 @@ def explain(record):
     elif target := re.search(r"No \w+ to produce (\S+) ", text):
         name = target[1]
         if re.fullmatch(r"on_\d+_gpus", name):
-            record.msg = f"Error: {name} has no jobs on {PLAN.machine}; allowed: a machine with these GPUs, as in --config machine='4 x H200'"
+            record.msg = f"Error: {name} has no jobs on {PLAN.machine}; allowed: a machine with that many GPUs, as in --config machine='4 x H200'"
         else:
             made = sorted(each.name for each in workflow.rules if not each.has_wildcards())
             near = ", ".join(get_close_matches(name, made) or made)

@@ -54,7 +54,7 @@ NOT_MEASURED = "recorded is 'nvidia-h200', so nothing is measured; allowed: all,
         (
             "on_4_gpus",
             [],
-            "on_4_gpus has no jobs on cpu; allowed: a machine with these GPUs, as in --config machine='4 x H200'",
+            "on_4_gpus has no jobs on cpu; allowed: a machine with that many GPUs, as in --config machine='4 x H200'",
         ),
         ("accumulation", ["recorded=nvidia-h200"], NOT_MEASURED),
         ("kernel_trace", ["recorded=nvidia-h200"], NOT_MEASURED),
