@@ -1,6 +1,6 @@
 """Modules of a user's folder, imported under a private package.
 
-A solution of the handout calls its package `cs336_systems`, like this project, and may have its own `cs336_basics`. Its
+A solution to the handout calls its package `cs336_systems`, like this project, and may have its own `cs336_basics`. Its
 modules are imported below a package named by the folder and a digest, which avoids clashes, and have their own
 `__import__`: `import cs336_systems.flash` imports theirs at module level, in a function and through `importlib`,
 regardless of this process's modules with that name. Files and line numbers are kept.

@@ -94,7 +94,7 @@ class Work:
         return Work(**{field.name: factor * getattr(self, field.name) for field in fields(self)})
 
     def seconds(self, weights: Mapping[str, float]) -> float:
-        """The device's time: of a whole step that of the step, unless the host is slower."""
+        """The device's time; for a whole step this is the step time, unless the host is slower."""
         return sum(weights[kind] * amount for kind, amount in asdict(self).items())
 
 

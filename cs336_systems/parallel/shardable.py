@@ -13,7 +13,7 @@ OWN_DTYPE = (nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.RNNC
 
 
 def check(module: nn.Module, compute_dtype: torch.dtype | None, together: Iterable[type[nn.Module]] = ()) -> None:
-    """Raise a ValueError if a part of a module cannot be sharded, or a class of `together` is none of its parts'."""
+    """Raise a ValueError if a module cannot be sharded with these arguments."""
     for kind in together:
         if not any(isinstance(part, kind) for part in module.modules()):
             raise ValueError(f"together names {kind.__name__}, but the module has none; allowed: classes of its parts")
