@@ -211,7 +211,7 @@ def test_together(jobs):
     tests = sorted({test for job in jobs for test in needed_tests(job)})
     if len(jobs) > 1:
         print(
-            f"Testing the code before it is measured: {len(tests)} test modules, a few minutes, once per version of the code.",
+            f"Testing the code before it is measured (test modules: {len(tests)}): a few minutes, once per version of the code.",
             file=sys.stderr,
         )
         tested = workflow.snakemake_tmp_dir / "tested"
