@@ -12,7 +12,7 @@ between them are at least as rare as in this normal distribution.
 
 Verdicts are faster or slower if the Benjamini-Hochberg procedure rejects "no difference" (false discovery rate q), and
 same if it rejects "differ by at least the margin" (two one-sided tests, Schuirmann 1987). Holm's procedure, which
-bounds the chance of a single false verdict, would need deviations a sixth smaller to detect the same slow-down in a
+bounds the chance of a single false verdict, would need deviations a sixth smaller to detect the same slowdown in a
 tenth of 500 cells. If nothing has changed the two agree: the chance of any false verdict is at most q. Cells of a run
 share its state, so their tests depend positively, which the procedure allows (Benjamini and Yekutieli 2001).
 """
@@ -145,7 +145,7 @@ class Difference:
         return max(tail((reach - side * self.log_ratio) / self.deviation) for side in (1, -1))
 
     def resolution(self) -> float:
-        """The slow-down detected with probability POWER if a share CHANGED of the cells has changed."""
+        """The slowdown detected with probability POWER if a share CHANGED of the cells has changed."""
         critical = NORMAL.inv_cdf(1 - LEVEL * CHANGED / 2) + NORMAL.inv_cdf(POWER)
         return math.expm1(critical * self.deviation)
 
