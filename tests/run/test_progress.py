@@ -121,13 +121,13 @@ def record(tmp_path, startup):
 
 
 def test_the_time_left_is_what_was_recorded_at_the_pace_of_this_run(plan, follow, tmp_path):
-    """This run takes 2 s for the first cell, a fifth; as if 1.2 s, a fiftieth of all, had passed before."""
+    """This run takes 2 s for the first cell, a fifth; as if 6 s, a tenth of all, had passed before."""
     record(tmp_path, startup=0.0)
     look = follow("a")
     write_log(plan, "a")
     assert look() == ["0 of 3 cells done, about 60 s left | accumulation/a, cell 1 of 3: additions=1"]
     write_log(plan, "a", "ok")
-    left = round((2 + 1.2) / (10 + 1.2) * 50)
+    left = round((2 + 6) / (10 + 6) * 50)
     assert look(2) == [f"1 of 3 cells done, about {left} s left | accumulation/a, cell 2 of 3: additions=2"]
 
 
@@ -162,7 +162,7 @@ def test_cells_that_an_earlier_launch_has_kept_say_nothing_of_the_pace(plan, fol
     record(tmp_path, startup=0.0)
     look = follow("a")
     write_log(plan, "a", "ok", "ok")
-    assert look(0.5) == ["2 of 3 cells done, about 55 s left | accumulation/a, cell 3 of 3: additions=3"]
+    assert look(0.5) == ["2 of 3 cells done, about 35 s left | accumulation/a, cell 3 of 3: additions=3"]
 
 
 def test_of_several_recorded_gpus_each_cell_counts_and_the_own_model_wins(plan, tmp_path):
