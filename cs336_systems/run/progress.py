@@ -26,7 +26,7 @@ RECORDED, SAMPLES = Path("recorded"), Path("tests/samples/cpu/raw")
 FORKED_S, OTHER_S = 0.5, 1.0
 """Seconds on these cores until a forked job's first cell begins, and of a job that measures nothing."""
 BEFOREHAND = 0.1
-"""Share of the expected time that counts as if it had passed as recorded, so that the first cells, and a slow first start, decide little."""
+"""Share of the expected time that counts as if it had passed as recorded, so that a slow first start decides little."""
 FINISHED = re.compile(r"^\[(?P<number>\d+)/\d+\] .*?: (?P<outcome>.*), (?P<seconds>[\d.]+) s$")
 
 
