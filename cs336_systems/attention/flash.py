@@ -113,7 +113,7 @@ def flash_attention(
         enable_gqa: grouped-query attention: k and v may have fewer heads (the axis before n_keys) than q, each shared
             by neighbouring heads of q. Only their gradients are repeated in memory, before they are summed.
         window_size: (left, right): query i sees only keys i - left to i + right; -1 leaves a side unlimited. With
-            is_causal, right is 0. Tiles of keys that no query of a tile sees are skipped.
+            is_causal, right is treated as 0. Tiles of keys that no query of a tile sees are skipped.
         softcap: scaled scores s become softcap · tanh(s / softcap), as in Gemma 2; 0 or None for none.
         sinks: [heads], bf16, fp16 or fp32: each head's extra score for every query, with a value of zero, as in
             gpt-oss. Sinks are part of the log-sum-exp, and have gradients.

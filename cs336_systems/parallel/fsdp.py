@@ -101,7 +101,7 @@ class FullyShardedDataParallel(WrappedModule):
                 the layers that it overlaps with. The ranks must be on one machine. Each keeps a copy of its rows in the
                 compute dtype, which the others read. Weights may not change between a forward pass and its backward
                 pass.
-            process_group: the ranks; None: all.
+            process_group: the ranks that share the parameters; None: all.
 
         Raises:
             ValueError: the ranks' modules differ, no parameter requires a gradient, the compute_dtype is not

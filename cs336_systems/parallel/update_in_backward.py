@@ -113,7 +113,7 @@ class UpdateInBackward:
             units: parameters that are reduced and updated together, in the order in which a model uses them, such as
                 `units_of(model)`; each parameter is in one of them.
             optimizer_cls: the class of an elementwise optimizer, such as AdamW.
-            process_group: the ranks; None: all.
+            process_group: the ranks that share the parameters; None: all.
             kwargs: arguments of the optimizer.
 
         Raises:

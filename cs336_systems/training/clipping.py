@@ -17,8 +17,8 @@ def clip_scale(
 ) -> Tensor:
     """Return the factor that reduces the gradients' global norm to at most max_norm, without waiting for the device.
 
-    `MasterAdamW.step` multiplies the gradients by it as it reads them, which saves the pass of
-    torch.nn.utils.clip_grad_norm_. The formula is the same: min(1, max_norm / (norm + 1e-6)).
+    `MasterAdamW.step` applies this factor while it reads the gradients, which saves the extra pass of
+    `torch.nn.utils.clip_grad_norm_`. The formula is the same: min(1, max_norm / (norm + 1e-6)).
 
     Args:
         parameters: one or several; those without a gradient are skipped, and one that is listed twice counts once. For

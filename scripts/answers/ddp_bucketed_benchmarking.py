@@ -87,7 +87,7 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
             + " ({best[cell]})."
         ),
         more=facts.say(
-            "Steps with {sizes:listing} MB take {steps:listing} ms.",
+            "With buckets of {sizes:listing} MB, steps take {steps:listing} ms.",
             "An intermediate size is best, as expected, in {confirmed} of {settings} settings."
             if holds[0] and not all(holds)
             else "",

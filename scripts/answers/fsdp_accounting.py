@@ -89,8 +89,8 @@ def saving(table: DataFrame, rows: DataFrame) -> Answer:
         missing="Not measured: no fp32 cell has both our FSDP and training without sharding.",
         results=Captioned(
             contender_table(FullyShardedTraining, table.iloc[:0], device_bound_if_any(kept), columns),
-            "Memory per rank with unsharded and with sharded state: weights and moments between steps, weights "
-            "gathered at the peak, and the peak.",
+            "Memory per rank with unsharded and sharded state: weights and moments between steps, gathered weights "
+            "at the peak, and peak memory.",
             legend={"measured": "Measured once, on rank 0", NONE: f"{NONE}: no closed form"},
         ),
     )

@@ -147,9 +147,9 @@ def closed_form(by_segment: DataFrame, row: Series) -> Typst:
     use, best = peak(step), best_segment(step)
     return say(
         "Weights, gradients and AdamW's moments take {state:GiB} of the lowest peak with {row[attention]} attention. "
-        "With it, a block saves {times:sig} times the size of its input"
+        "There, a block keeps {times:sig} times the size of its input for the backward pass"
         + (", so longer segments need more memory although they keep fewer inputs" if best == 1 else "")
-        + "; the closed form's best length is {best}.",
+        + ". By the closed form, the best length is {best}.",
         "Measured peaks (@fig-checkpoint_memory) differ from the closed form by at most {error:percent}.",
         times=block.saved_bytes / block.residual,
         row=row,

@@ -74,8 +74,8 @@ def memory(table: DataFrame, cells: DataFrame) -> Answer:
             share=FP32_BYTES * batch * sequence**2 / MIB / expected,
         ),
         more=facts.say(
-            "From {before[sequence]} to {end[sequence]} tokens, this memory grows {end[kept] / before[kept]:times} to "
-            "{end[kept]:gib}.",
+            "From {before[sequence]} to {end[sequence]} tokens, this memory grows by a factor of "
+            "{end[kept] / before[kept]:sig}, to {end[kept]:gib}.",
             "FlashAttention never stores scores or probabilities.",
         ),
         results=Captioned(

@@ -357,8 +357,8 @@ def learning(table: DataFrame) -> Answer:
         verdict=facts.say(
             choose(
                 alike,
-                "All {rungs} rungs after fp32 match its final loss within the spread over seeds.",
-                "Not all {rungs} rungs after fp32 match its final loss within the spread over seeds.",
+                "All {rungs} rungs after fp32 match fp32's final loss within the spread of its seeds.",
+                "Not all {rungs} rungs after fp32 match fp32's final loss within the spread of its seeds.",
             )
         ),
         more=facts.say(

@@ -50,7 +50,7 @@ def every_wrapper(table: DataFrame, rows: DataFrame) -> Captioned:
     shown = pandas.concat(map(fastest_of_each, preferred_cells(device_bound(rows))))
     return Captioned(
         contender_table(DataParallelTraining, table, shown, COLUMNS),
-        "Each wrapper in this section and the next four at its fastest setting"
+        "The wrappers of this section and the next four, each at its fastest setting"
         f"{' in device-bound cells' if rows['gpu'].any() else ''}: median, 20th and 80th percentile of "
         f"{' or '.join(str(n) for n in sorted(set(rows['n'].astype(int))))} steps.",
         legend={
