@@ -1,7 +1,10 @@
 """How a training step scales over devices, and what to do on this machine."""
 
+import math
+
 from pandas import DataFrame, Series
 
+from cs336_systems.accounting.units import FP32_BYTES
 from cs336_systems.experiments.data_parallel import DataParallelTraining
 from scripts.rendering.answer import NOTHING, Answer, Answers, Facts, Tables
 from scripts.rendering.markup import Typst, percent
@@ -98,13 +101,21 @@ def weak_scaling(wrappers: DataFrame, best: Series | None, why: str) -> Answer:
     )
 
 
+def most_parameters(best: Series) -> list[float]:
+    """Billions of parameters whose fp32 training state fills a GPU: whole, and with AdamW's half of it sharded."""
+    state = 4 * FP32_BYTES
+    each = (state, state / 2 * (1 + 1 / best["processes"]))
+    return [(best["gpu_memory"] or math.nan) / bytes_each / 1e9 for bytes_each in each]
+
+
 def advice(ladder: DataFrame, best: Series | None, theirs: Series | None) -> Answer:
     """The recommended way to train on this machine: on several devices, or else on one GPU."""
     graph = ", bf16 and a CUDA graph" if best is not None and best["compiled"] else " and bf16"
     wrapper = "" if best is None else OURS[best["contender"]]
     where = "" if best is None else f"({best['cell']})"
     buckets = "" if best is None or not best["bucket_mb"] else f" ({best['bucket_mb']} MB buckets)"
-    facts, alone = Facts(best=best, wrapper=wrapper), one_gpu(ladder)
+    alone, limits = one_gpu(ladder), None if best is None else most_parameters(best)
+    facts = Facts(best=best, wrapper=wrapper, limits=limits)
     state, weights = in_less_memory(ladder)
     return Answer(
         asked="What to do on this machine",
@@ -119,6 +130,8 @@ def advice(ladder: DataFrame, best: Series | None, theirs: Series | None) -> Ans
         reason=facts.say(
             state if best is None else NOTHING,
             weights,
+            "One GPU holds at most the fp32 training state of {limits[0]:sig} billion parameters, or of "
+            "{limits[1]:sig} billion with the optimizer sharded over {best[processes]} GPUs; larger models need FSDP.",
             against(best, theirs).sentence(wrapper + buckets, "PyTorch DDP", where),
         ),
     )
