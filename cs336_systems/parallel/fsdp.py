@@ -112,7 +112,7 @@ class FullyShardedDataParallel(WrappedModule):
         """
         super().__init__(module)
         check_unwrapped(module)
-        check(module, compute_dtype, together)
+        check(module, compute_dtype)
         check_not_used_up(module.parameters(), type(self).__name__)
         self._compute_dtype = compute_dtype
         replicate(module, process_group)

@@ -1,7 +1,5 @@
 """Checks that a model can be sharded."""
 
-from collections.abc import Iterable
-
 import torch
 from torch import nn
 
@@ -12,11 +10,8 @@ OWN_DTYPE = (nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.RNNC
 """PyTorch modules that compute with their own parameters and reject inputs of another dtype."""
 
 
-def check(module: nn.Module, compute_dtype: torch.dtype | None, together: Iterable[type[nn.Module]] = ()) -> None:
+def check(module: nn.Module, compute_dtype: torch.dtype | None) -> None:
     """Raise a ValueError if a module cannot be sharded with these arguments."""
-    for kind in together:
-        if not any(isinstance(part, kind) for part in module.modules()):
-            raise ValueError(f"together names {kind.__name__}, but the module has none; allowed: classes of its parts")
     if not (compute_dtype is None or (isinstance(compute_dtype, torch.dtype) and compute_dtype.is_floating_point)):
         raise ValueError(f"compute_dtype is {compute_dtype!r}; allowed: floating-point dtypes, and None")
     if not any(parameter.requires_grad for parameter in module.parameters()):

@@ -164,8 +164,6 @@ def test_misuse_is_refused(device):
         module(x)
     with pytest.raises(ValueError, match=r"^compute_dtype is 'bf16'; allowed: floating-point dtypes, and None$"):
         FullyShardedDataParallel(chain().to(device), "bf16")
-    with pytest.raises(ValueError, match=r"^together names LSTM, but the module has none; allowed: "):
-        FullyShardedDataParallel(chain().to(device), together=[nn.LSTM])
     with pytest.raises(ValueError, match=r"^the ranks' models differ"):
         FullyShardedDataParallel(nn.Linear(3, 3 + dist.get_rank()).to(device))
 
