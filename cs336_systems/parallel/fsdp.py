@@ -99,7 +99,7 @@ class FullyShardedDataParallel(WrappedModule):
                 its own unit. A compiled module is always one unit.
             symmetric_memory: whether the GPUs' copy engines gather the weights, so that no all-gather takes SMs from
                 the layers that it overlaps with. The ranks must be on one machine. Each keeps a copy of its rows in the
-                compute dtype, which the others read. Weights may not change between a forward pass and its backward
+                compute dtype, which the others read. Weights must not change between a forward pass and its backward
                 pass.
             process_group: the ranks that share the parameters; None: all.
 

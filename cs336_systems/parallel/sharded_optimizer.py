@@ -36,11 +36,11 @@ warnings.filterwarnings("ignore", "GradScaler is going to stop passing itself", 
 class ShardedOptimizer(Optimizer):
     """Wraps any optimizer that updates each parameter independently, with 1/N of the state on each of N ranks.
 
-    The weights equal the unsharded optimizer's bit for bit. Ranks own whole parameters, balanced by bytes. While some
-    buckets of updated parameters are sent, the next ones are updated.
+    The weights are bitwise identical to the unsharded optimizer's. Ranks own whole parameters, balanced by bytes. While
+    some buckets of updated parameters are sent, the next ones are updated.
 
-    `param_groups` has all parameters on all ranks; `state` has only this rank's. Parameters are moved into buckets and
-    become views of them. Frozen parameters stay where they are until they need a gradient.
+    On every rank, `param_groups` has all parameters, but `state` only the rank's own. Parameters are moved into buckets
+    and become views of them. Frozen parameters stay where they are until they need a gradient.
 
     `torch.amp.GradScaler` works as with any optimizer: if one rank detects an infinity, all skip the step.
     """

@@ -22,7 +22,7 @@ def compile_blocks(model: nn.Module, **options: Any) -> None:
     Names of parameters and state dicts stay as they are.
 
     Args:
-        model: has its blocks in a ModuleList or a Sequential `blocks`. Not a wrapper: its module.
+        model: has its blocks in a ModuleList or a Sequential named `blocks`. Pass the wrapped module, not the wrapper.
         options: passed to torch.compile.
 
     Raises:

@@ -24,8 +24,8 @@ def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float = 1
         eps: added to the mean square.
 
     Returns:
-        The sum, in the common dtype of x and delta (x itself if delta is None), and the normalized sum, in the same
-        dtype or, under autocast, in autocast's.
+        The sum and the normalized sum. The sum has the common dtype of x and delta, or is x itself if delta is None;
+        the normalized sum has the same dtype or, under autocast, autocast's.
 
     Raises:
         ValueError: shapes do not match, x is not floating-point, or the weight is sharded.

@@ -100,9 +100,9 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
             same_calls(asked),
             "At {best[bucket_mb]} MB, {slowed[exposed]:ms} of communication is exposed ({slowed[cell]}), mostly as "
             "additional compute time: {slowed[stretched]:ms} in the profiled step.",
-            "A bucket of several gradients is a copy: {large[bucket_mb]} MB buckets take "
+            "Gradients that share a bucket are copied into it, so {large[bucket_mb]} MB buckets take "
             "{large[peak_memory] - small[peak_memory]:gib} more memory than {small[bucket_mb]} MB buckets.",
-            *(duel.speed.sentence("bucketed at its best", "overlapped", f"({duel.cell})") for duel in over[:1]),
+            *(duel.speed.sentence("bucketed with its best size", "overlapped", f"({duel.cell})") for duel in over[:1]),
             elsewhere(over),
         ),
     )
@@ -139,8 +139,10 @@ def model(all_reduce: DataFrame, rows: DataFrame) -> Answer:
     facts = Facts(asked=asked)
     return Answer(
         asked="(b) Model",
-        verdict=facts.say("The model's best size is {asked[size]:MB}, with {asked[left]:ms} exposed ({asked[cell]}).")
-        or say("The model's best buckets have √(s·w·o) bytes: gradients s, bandwidth w, call overhead o."),
+        verdict=facts.say(
+            "The cost model predicts {asked[size]:MB} to be best, with {asked[left]:ms} exposed ({asked[cell]})."
+        )
+        or say("The cost model's best buckets have √(s·w·o) bytes: gradients s, bandwidth w, call overhead o."),
         more="Then 2√(s·o/w) seconds of communication are exposed."
         if asked is None
         else facts.say("The fastest measured size, {asked[bucket_mb]} MB, exposes {asked[exposed]:ms}."),

@@ -84,12 +84,12 @@ def pytorch(table: DataFrame, rows: DataFrame, comparisons: list[Duel]) -> Answe
         verdict=asked.speed.sentence("FSDP (ours)", theirs(asked.other), f"({asked.cell})"),
         more=facts.say(
             f"{outside} peaks at {{own[memory]:gib}}, {theirs(asked.other)} at {{theirs[memory]:gib}}.",
-            elsewhere(comparisons, ", against the faster fully_shard"),
+            elsewhere(comparisons, ", against the faster of both variants of fully_shard"),
             yours(select(rows, cell=asked.cell), {"FSDP (ours)": OURS}),
         ),
         results=Captioned(
             contender_table(FullyShardedTraining, table, device_bound(rows), COLUMNS),
-            facts.say("Training steps: median, 20th and 80th percentile of {row[n]:whole} steps."),
+            facts.say("Training steps: median and 20th and 80th percentiles of {row[n]:whole} steps."),
             legend={
                 "phases / ms": "Phases: medians, timed separately, backward with the synchronization of gradients",
                 **STARS,
@@ -131,7 +131,7 @@ def whole(table: DataFrame, rows: DataFrame) -> Answer:
             "against {other[median]:ms}."
             if gain.faster is not None or gain.verdict == SAME
             else "",
-            "Sharding only the optimizer state takes {state[memory]:gib} and {state[median]:ms}.",
+            "With only the optimizer state sharded, a step takes {state[memory]:gib} and {state[median]:ms}.",
             "Memory: peak plus outside the allocator." if other["outside_memory"] > 0 else "",
         ),
     )

@@ -130,8 +130,8 @@ def in_time(table: DataFrame, rows: DataFrame) -> Answer:
         ],
         reason=say(
             "The first weights always arrive late, since no compute runs before them." if len(late) else "",
-            "With $C$ and $W$ from the data sheet, the condition requires {enough:listing} tokens per GPU; these steps "
-            "have {tokens}.",
+            "With $C$ and $W$ from the data sheet, the condition requires at least this many tokens per GPU: "
+            "{enough:listing}. These steps have {tokens}.",
             enough=[
                 say("{tokens} ({row[cell]})", tokens=least_tokens(row), row=row)
                 for _, row in rows[rows["contender"].isin(OURS)].drop_duplicates("cell").iterrows()

@@ -26,7 +26,7 @@ as a formula and in the example."""
 
 answers = limits(
     "With overlap, the limits multiply: $N <= (1+B W\\/C)(1+3 F W\\/(2 C))$, {at_once} in the example.",
-    "A device takes $6 B D F\\/N$ FLOPs and communicates for $max {{6 D F (X-1), 4 B D (Y-1)}}\\/(N W)$ seconds. "
+    "A device performs $6 B D F\\/N$ FLOPs and communicates for $max {{6 D F (X-1), 4 B D (Y-1)}}\\/(N W)$ seconds. "
     "Without overlap, the limit is {in_turn} ($X={x:sig}$, $Y={y:sig}$).",
     closed_forms(
         ["strategy", "pass", "N × FLOPs per device", "N W × seconds of communication", "largest N", "example"],

@@ -147,7 +147,7 @@ def closed_form(by_segment: DataFrame, row: Series) -> Typst:
     use, best = peak(step), best_segment(step)
     return say(
         "Weights, gradients and AdamW's moments take {state:GiB} of the lowest peak with {row[attention]} attention. "
-        "There, a block keeps {times:sig} times the size of its input for the backward pass"
+        "With it, a block keeps {times:sig} times the size of its input for the backward pass"
         + (", so longer segments need more memory although they keep fewer inputs" if best == 1 else "")
         + ". By the closed form, the best length is {best}.",
         "Measured peaks (@fig-checkpoint_memory) differ from the closed form by at most {error:percent}.",

@@ -167,7 +167,7 @@ def time_answer(table: DataFrame, rows: DataFrame, unsharded: DataFrame) -> Answ
         ),
         results=Captioned(
             contender_table(OptimizerSharding, table, shown, TIMES),
-            facts.say("Training steps of {row[label]}: median, 20th and 80th percentile of {row[n]:whole} steps."),
+            facts.say("Training steps of {row[label]}: median and 20th and 80th percentiles of {row[n]:whole} steps."),
             legend={
                 "timed separately / ms": "Phases: medians; the optimizer phase includes sending parameters",
                 NONE: f"{NONE}: part of the backward pass, or phases that add up to over {100 * ADD_UP:.0f} % more or "

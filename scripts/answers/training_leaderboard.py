@@ -132,8 +132,8 @@ def utilization(part: Series, gpu: str) -> Typst:
     cell = (leaderboard.SHAPE, leaderboard.VOCAB_SIZE, leaderboard.BATCH_SIZE // leaderboard.GPUS, leaderboard.CONTEXT)
     once, every = (leaderboard.rank_flops(*cell, blocks) / peak.bf16 / part["step"] for blocks in (0, round(again)))
     return say(
-        "{who} reaches {once:percent} of its bf16 peak, or {every:percent} counting the recomputation of {again} of "
-        "{layers} blocks (all but attention and the down projection).",
+        "{who} reaches {once:percent} of its bf16 peak, or {every:percent} if recomputation counts: {again} of "
+        "{layers} blocks recompute everything except attention and the down projection.",
         who="Each GPU" if part.name == "step" else "The GPU",
         once=once,
         every=every,

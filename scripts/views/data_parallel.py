@@ -50,8 +50,8 @@ def every_wrapper(table: DataFrame, rows: DataFrame) -> Captioned:
     shown = pandas.concat(map(fastest_of_each, preferred_cells(device_bound(rows))))
     return Captioned(
         contender_table(DataParallelTraining, table, shown, COLUMNS),
-        "The wrappers of this section and the next four, each at its fastest setting"
-        f"{' in device-bound cells' if rows['gpu'].any() else ''}: median, 20th and 80th percentile of "
+        "The wrappers of this section and the next four sections, each at its fastest setting"
+        f"{' in device-bound cells' if rows['gpu'].any() else ''}: median and 20th and 80th percentiles of "
         f"{' or '.join(str(n) for n in sorted(set(rows['n'].astype(int))))} steps.",
         legend={
             "exposed": "Exposed: time beyond the baseline's",
@@ -93,7 +93,7 @@ def why_missing(table: DataFrame, rows: DataFrame) -> str:
 
 def elsewhere(duels: Sequence[Duel], against: str = "") -> Typst:
     """The results of all cells except the first."""
-    words = f"Elsewhere{against}: {{others:listing}}."
+    words = f"In other settings{against}: {{others:listing}}."
     return say(words, others=[_outcome(duel) for duel in duels[1:]])
 
 
