@@ -84,7 +84,7 @@ def pytorch(table: DataFrame, rows: DataFrame, comparisons: list[Duel]) -> Answe
         verdict=asked.speed.sentence("FSDP (ours)", theirs(asked.other), f"({asked.cell})"),
         more=facts.say(
             f"{outside} peaks at {{own[memory]:gib}}, {theirs(asked.other)} at {{theirs[memory]:gib}}.",
-            elsewhere(comparisons, ", against the faster of both variants of fully_shard"),
+            elsewhere(comparisons, ", against the faster fully_shard variant"),
             yours(select(rows, cell=asked.cell), {"FSDP (ours)": OURS}),
         ),
         results=Captioned(
