@@ -207,7 +207,7 @@ def warmup(table: DataFrame) -> Answer:
         results=Captioned(
             warmup_table(cold),
             say(
-                "Forward + backward after w warm-up steps, each in a new process; context {row[context]}, "
+                "Forward + backward after w warm-up steps, each w in a new process; context {row[context]}, "
                 "{row[precision]}.",
                 row=first(cold),
             ),

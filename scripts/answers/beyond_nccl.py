@@ -48,7 +48,7 @@ def gain(table: DataFrame, rows: DataFrame, comparisons: Sequence[Duel]) -> Answ
             against(own, buckets).sentence("symmetric memory", "bucketed", f"({comparisons[0].cell})"),
             limits(own),
             "_Overlapped_ loses {slowed[stretched]:ms} to additional compute time, although it copies no gradients "
-            "into buckets. Most of it likely comes from NCCL's kernels on the SMs, not from the bytes sent.",
+            "into buckets. Most of this time likely comes from NCCL's kernels on the SMs, not from the bytes sent.",
             "Symmetric memory takes {own[outside_memory]:gib} outside PyTorch's allocator.",
             yours(cell, {"our best wrapper": list(OURS), "PyTorch DDP": PYTORCH}),
         ],

@@ -107,8 +107,8 @@ def sharded() -> Answer:
             '$N > (16 P + A \\/ 2) \\/ ({memory:whole} "GB" - A \\/ 2)$.'
         ),
         facts.say(
-            "This shards half of the activations, $A\\/2$ bytes. The state alone needs {alone} devices; with {most} or "
-            "more tokens, no number of devices is enough.",
+            "Half of the activations, $A\\/2$ bytes, are sharded. The state alone needs {alone} devices; with {most} "
+            "or more tokens, no number of devices is enough.",
             most=math.ceil(TPU_V5P.memory / (XXL.saved_bytes / 2)),
         ),
         results=closed_forms(head, body, "Fewest devices under each assumption about sharding.", groups=groups),
@@ -144,8 +144,8 @@ def batch() -> Answer:
         results=closed_forms(
             head,
             body,
-            "Smallest compute-bound batch in tokens, by interpretation. Total: rounded up per device, in the third "
-            "row per rank.",
+            "Smallest compute-bound batch in tokens, by interpretation. Total: rounded up per device; in the third "
+            "row, per rank.",
         ),
     )
 

@@ -148,5 +148,5 @@ def growth(cells: DataFrame) -> Typst:
     return facts.say(
         "Over {small[name]}, {many} processes take {large[ratio]:times} the time of {few} at {large[megabytes]} MB and "
         "{small[ratio]:times} at {small[megabytes]} MB; a ring of equal links without overhead would take "
-        "{ring:times} at every size.",
+        "{ring:times} the time at every size.",
     )

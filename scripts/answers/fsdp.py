@@ -91,7 +91,7 @@ def pytorch(table: DataFrame, rows: DataFrame, comparisons: list[Duel]) -> Answe
             contender_table(FullyShardedTraining, table, device_bound(rows), COLUMNS),
             facts.say("Training steps: median and 20th and 80th percentiles of {row[n]:whole} steps."),
             legend={
-                "phases / ms": "Phases: medians, timed separately, backward with the synchronization of gradients",
+                "phases / ms": "Phases: medians, timed separately; backward includes gradient synchronization",
                 **STARS,
             },
         ),

@@ -1,4 +1,4 @@
-"""Answers to `gradient_checkpointing`: the strategy that needs least memory, and the best measured segment length."""
+"""Answers to `gradient_checkpointing`: the strategy that needs the least memory, and the best segment length."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -61,7 +61,7 @@ def bests(by_segment: DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def strategy(by_segment: DataFrame) -> Answer:
-    """Sub-question (a): the strategy that needs least memory, by closed forms."""
+    """Sub-question (a): the strategy that needs the least memory, by closed forms."""
     blocks = {row["attention"]: block_of(row) for _, row in by_segment.drop_duplicates("attention").iterrows()}
     layers = next((block.shape.num_layers for block in blocks.values()), HANDOUT_LAYERS)
     return Answer(
@@ -89,13 +89,13 @@ def measured(by_segment: DataFrame, steps: DataFrame) -> Answer:
     return Answer(
         asked="(b) Best segment",
         verdict=say(
-            "Segments of {best:listing} need least memory ({row[label]}, context {row[context]}, {row[precision]}).",
+            "Segments of {best:listing} minimize memory ({row[label]}, context {row[context]}, {row[precision]}).",
             best=by_length(cases, "row"),
             row=first(by_segment),
         )
         or in_time(steps),
         more=say(
-            "" if cases else "Peaks are counted on GPUs only.",
+            "" if cases else "Peak memory is counted on GPUs only.",
             *(
                 say("The next {which} segments have {all:listing}.", which=which, all=by_length(cases, which))
                 for which in ("shorter", "longer")

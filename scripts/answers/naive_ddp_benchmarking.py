@@ -41,14 +41,15 @@ def share(table: DataFrame, rows: DataFrame) -> Answer:
         or facts.say(takes + "communication takes {naive[synchronization_share]:percent} of it ({naive[cell]}).")
         or facts.say(takes + "its share of communication is unknown ({naive[cell]})."),
         more=facts.say(
-            "" if measured(naive["exposed"]) else "For this share, phases were timed separately.",
+            "" if measured(naive["exposed"]) else "To determine this share, phases were timed separately.",
             "In the profiled step, {uncovered:ms} of communication overlaps no compute "
             "({uncovered / naive[timeline_length]:percent} of the step). The device idles {idle:ms} longer "
             "than without communication.",
         ),
         results=every_wrapper(table, rows),
         reason=facts.say(
-            "_Naive_ all-reduces {naive[messages]:whole} gradients one by one, {naive[communicated]:size} in total.",
+            "The naive wrapper all-reduces {naive[messages]:whole} gradients one by one, {naive[communicated]:size} in "
+            "total.",
             "The additional idle time is {microseconds / naive[messages]:µs} per call on average ({naive[cell]}); its "
             "cause is not known.",
         ),

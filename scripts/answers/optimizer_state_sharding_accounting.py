@@ -170,8 +170,8 @@ def time_answer(table: DataFrame, rows: DataFrame, unsharded: DataFrame) -> Answ
             facts.say("Training steps of {row[label]}: median and 20th and 80th percentiles of {row[n]:whole} steps."),
             legend={
                 "timed separately / ms": "Phases: medians; the optimizer phase includes sending parameters",
-                NONE: f"{NONE}: part of the backward pass, or phases that add up to over {100 * ADD_UP:.0f} % more or "
-                "less than the step",
+                NONE: f"{NONE}: part of the backward pass, or phases whose sum differs from the step by over "
+                f"{100 * ADD_UP:.0f} %",
                 **STARS,
             },
         ),

@@ -34,7 +34,7 @@ def times(table: DataFrame, cells: DataFrame) -> Answer:
         more=facts.say(
             "At {cell[sequence]} tokens, d = {cell[d]}, forward takes {cell[forward]:ms}, "
             "backward {cell[backward]:ms}.",
-            "Both passes together take {growth:times} as long as at half the tokens.",
+            "Both passes together take {growth:times} as long as at half the length.",
             growth=growth(cells),
         ),
         results=Captioned(

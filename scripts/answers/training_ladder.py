@@ -353,7 +353,7 @@ def learning(table: DataFrame) -> Answer:
     titles = [rung.title for rung in LADDER[1:] if rung.name in set(others["rung"])]
     facts = Facts(exact=exact, rungs=len(others), scatter=SCATTER, errors=least_and_most(others["error"]))
     return Answer(
-        asked="Does it learn",
+        asked="Final loss",
         verdict=facts.say(
             choose(
                 alike,
@@ -369,12 +369,13 @@ def learning(table: DataFrame) -> Answer:
             ),
         ),
         reason=facts.say(
-            "A small model is trained on a Markov chain: in fp32 from {exact[n]:whole} seeds, on {others:listing} from "
-            "the first seed only. From that seed, fp32 ends at {same}.",
+            "A small model is trained on a Markov chain: in fp32 from {exact[n]:whole} seeds, on the "
+            + ("other rungs" if len(others) == len(EXACT[1:]) else "rungs {others:listing}")
+            + " from the first seed only. From that seed, fp32 ends at {same}.",
             "The spread is {scatter} standard deviations; ± is one.",
             "The first step's gradients differ from fp32's by {errors:span percent}.",
             "FP8 ends at {loss} nat, and its first gradients differ by {fp8[error]:percent}.",
-            others=["the other rungs"] if len(others) == len(EXACT[1:]) else italic(titles),
+            others=italic(titles),
             same=same,
             fp8=fp8,
             loss="" if fp8 is None else f"{fp8['loss']:.3f}",

@@ -16,8 +16,8 @@ LIBRARIES = [contender.name for contender in Flash.contenders if contender.forei
 IMPLEMENTATION = ["implementation", "precision", "compiled_call"]
 SHAPE = [name for name in parameters(Flash) if name not in (PARAMETER, "rep")]
 IN_WORDS = {
-    "One head, causal": "one causal head",
-    "Many heads, causal": "many causal heads",
+    "One head, causal": "one head (causal)",
+    "Many heads, causal": "many heads (causal)",
     "Many heads, no mask": "many heads and no mask",
 }
 KINDS = list(IN_WORDS)

@@ -17,7 +17,7 @@ from scripts.views.data import not_measured, reason, select
 STEP = {"median": "{median:cut}{star}", "p20–p80": "{p20:cut}–{p80:cut}"}
 MEMORY = {"peak": "{peak_memory:GiB}", "outside": "{outside_memory:GiB}"}
 STARS = {
-    "outside": "outside: memory outside PyTorch's allocator, beyond that without communication",
+    "outside": "outside: memory outside PyTorch's allocator, in excess of a step without communication",
     "*": "*: percentiles more than 5 % of the median apart",
 }
 

@@ -73,7 +73,7 @@ def limits(end_to_end: DataFrame, profile: Answers) -> Typst:
     sentences = []
     for precision, rows in steps.groupby("precision", sort=False):
         late = list(rows.loc[rows["host_bound"].astype(bool), "label"])
-        rest = "otherwise it waits" if len(late) == len(rows) else "with {late:listing}, it waits"
+        rest = "otherwise it waits" if len(late) == len(rows) else "with {late:listing}, the device waits"
         sentences += [
             say(
                 "In {precision}, {who} busy for {busy} of the time"

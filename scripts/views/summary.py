@@ -124,10 +124,10 @@ def versions_table(rows: DataFrame) -> Table:
 
 
 def lost_in_words(coverage: DataFrame) -> Typst:
-    """The other planned cells, outcome by outcome: " (9 out of memory, 16 not run)"."""
+    """The other planned cells, outcome by outcome: " (the others: 9 out of memory, 16 not run)"."""
     counts = {outcome: int(coverage[outcome].sum()) for outcome in OUTCOMES[1:]}
     lost = ", ".join(f"{finalize(number)} {WORDS[name]}" for name, number in counts.items() if number)
-    return Typst(f" ({lost})" if lost else "")
+    return Typst(f" (the others: {lost})" if lost else "")
 
 
 def seconds_of(table: DataFrame) -> float:

@@ -63,7 +63,7 @@ def leaderboard(table: DataFrame, cells: DataFrame) -> Answer:
         results=Captioned(
             board_table(rows, known, names),
             "Batch 1, 16 heads, 16\u202f384 tokens, bf16, causal, through torch.compile. TFLOP/s count seven "
-            "matmuls over the unmasked pairs. n: number of calls; MHz and W: median clock and power.",
+            "matmuls over the unmasked query-key pairs. n: number of calls; MHz and W: median clock and power.",
             legend=MARKS,
         ),
         reason=facts.say(

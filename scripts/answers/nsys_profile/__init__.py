@@ -83,8 +83,8 @@ def forward_time(passes: DataFrame, close: DataFrame, unit: str) -> Answer:
         ),
         results=Captioned(
             grid(passes, {title.replace("kernel", unit): column for title, column in FORWARD.items()}, text_columns=2),
-            f"Forward pass of inference at context {row['context']}, timed in three ways. {unit.title()}s: from the "
-            "trace; stage: by a clock around it, without the profiler (both means); host timer: in another process "
+            f"Inference forward pass at context {row['context']}, timed in three ways. {unit.title()}s: from the "
+            "trace; stage: from start to end, without the profiler (both are means); host timer: in another process "
             "(end_to_end, median).",
             legend={
                 "busy / %": "Busy: kernels over stage",

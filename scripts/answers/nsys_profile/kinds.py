@@ -115,7 +115,7 @@ def others(close: DataFrame, unit: str) -> Answer:
     largest = parts[name].drop("matmul").nlargest(4)
     listed = Captioned(
         others_table(forward, unit),
-        f"The {unit}s other than matmuls that take the most time in the forward pass of inference, context "
+        f"The {unit}s other than matmuls that take the most time in the inference forward pass, context "
         f"{close['context'].iloc[0]}. A module's {unit}s below 0.1 % of the time may be omitted.",
     )
     roof = block_kernels(close)
@@ -209,9 +209,9 @@ def softmax(here: DataFrame, close: DataFrame) -> Answer:
         ),
         results=Captioned(
             grid(times.assign(ratio=times["time"] / times["flops"]), SOFTMAX, text_columns=2),
-            f"Attention in the forward pass of inference, context {here['context'].iloc[0]}: the softmax alone, "
-            "with mask and casts, and the two matmuls. FLOPs per score: 5 for the softmax, 4 d for the matmuls (head "
-            "dimension d).",
+            f"Attention in the inference forward pass, context {here['context'].iloc[0]}: the softmax alone, the "
+            "softmax with mask and casts, and the two matmuls. FLOPs per score: 5 for the softmax, 4 d for the matmuls "
+            "(head dimension d).",
         ),
         reason=softmax_reason(block_kernels(close), close["label"].iloc[0]),
         missing="Not measured: attention's ranges were not profiled.",
