@@ -48,10 +48,10 @@ def fit(
         gpu: the GPU model, as nvidia-smi -L prints it or its short name.
         gpus: number of GPUs.
         precision: fp32, or bf16: autocast over fp32 weights, and bf16 weights with fp32 masters.
-        price: of a GPU-hour; adds the price of a million tokens.
+        price: the price of a GPU-hour; adds the price of a million tokens.
 
     Raises:
-        ValueError: the module cannot be traced, or an argument's value is not allowed, in one sentence.
+        ValueError: the module cannot be traced, or an argument's value is not allowed.
     """
     make_cell(cast(Any, Question), {"gpu": gpu, "gpus": gpus, "precision": precision, "price": price})
     ids = all(isinstance(size, int) for size in inputs)

@@ -32,9 +32,9 @@ COLUMNS = (
     "times with a verdict",
     "wrongly faster or slower",
     "can detect 5 %",
-    "5 % planted in a tenth: detected of those that can detect it",
-    "detected of all",
-    "wrong among the others",
+    "detected, of the detectable planted slowdowns",
+    "detected, of all planted slowdowns",
+    "wrong verdicts on the other times",
 )
 FOLDS = 5
 SLOWDOWN = 0.05
