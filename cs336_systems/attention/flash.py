@@ -111,7 +111,7 @@ def flash_attention(
         is_causal: query i sees keys j <= i only, even if n_queries and n_keys differ.
         scale: positive factor of the scores; 1 / √d if None.
         enable_gqa: grouped-query attention: k and v may have fewer heads (the axis before n_keys) than q, each shared
-            by neighbouring heads of q. Only their gradients are repeated in memory, before they are summed.
+            by neighbouring heads of q. They are not copied; their gradients are written per head of q, then summed.
         window_size: (left, right): query i sees only keys i - left to i + right; -1 leaves a side unlimited. With
             is_causal, right is treated as 0. Tiles of keys that no query of a tile sees are skipped.
         softcap: scaled scores s become softcap · tanh(s / softcap), as in Gemma 2; 0 or None for none.

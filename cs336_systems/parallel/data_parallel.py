@@ -31,12 +31,12 @@ from cs336_systems.parallel.wrapped_module import WrappedModule
 
 
 class DataParallel(WrappedModule, ABC):
-    """Base class of the wrappers: rank 0's model on every rank, and the rules of a step.
+    """Base class of the wrappers, which copies rank 0's model to every rank and rejects invalid steps.
 
     After `finish_gradient_synchronization()` each gradient is its mean over the ranks, bitwise identical on all of
     them. If only some ranks have a gradient, the others count as zeros; if none has one, it remains None.
 
-    Buffers are broadcast once, at wrapping; later writes of a forward pass stay on their rank.
+    Buffers are broadcast once, at wrapping; what a forward pass later writes to them stays on its rank.
 
     Add parameters, and set `requires_grad`, dtype and device, before wrapping: a module that changed is refused. A
     parameter may be frozen afterwards, and trained again; one that was frozen when wrapped stays frozen. If a module is
@@ -51,12 +51,12 @@ class DataParallel(WrappedModule, ABC):
 
         Args:
             module: the module to train.
-            process_group: the ranks that share a batch; None: all. Rank 0 is its first.
+            process_group: the ranks that share a batch; None: all. Rank 0 means the group's first rank.
 
         Raises:
             ValueError: the ranks' modules differ, none of their parameters requires a gradient, a layer has sparse
-                gradients, a tensor is on the meta device or sharded, gradients are used up in the backward pass, a part
-                is a wrapper, or this process is not in the group.
+                gradients, a tensor is on the meta device or sharded, gradients are consumed in the backward pass, a
+                submodule is itself a wrapper, or this process is not in the group.
         """
         super().__init__(module)
         check_unwrapped(module)

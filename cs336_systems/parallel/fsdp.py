@@ -70,11 +70,11 @@ class FullyShardedDataParallel(WrappedModule):
 
     All ranks must use the same layers in the same order and take part in the same backward passes; otherwise they hang.
     A replicated parameter may be used by only some ranks. Call the wrapper or the wrapped module, not a part of it. The
-    module's class may list other methods that compute in `forward_methods`; call them on the wrapper. Hooks of
+    module's class may list, in `forward_methods`, other methods that compute; call them on the wrapper. Hooks of
     `register_post_accumulate_grad_hook` run when `finish_gradient_synchronization` has set the gradient.
 
     The wrapper cannot be copied, pickled, cast or moved, and its parameters cannot be replaced; each attempt raises an
-    error. `load_state_dict(assign=True)` copies. Save its `state_dict`, or a `TrainingState`.
+    error. `load_state_dict(assign=True)` copies instead of assigning. Save its `state_dict`, or a `TrainingState`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class FullyShardedDataParallel(WrappedModule):
         symmetric_memory: bool = False,
         process_group: dist.ProcessGroup | None = None,
     ):
-        """Shard a module that all ranks have built identically, with rank 0's parameters and buffers.
+        """Shard a module that all ranks have built identically; rank 0's parameters and buffers are used.
 
         Args:
             module: the module to train. Compile its blocks before wrapping, for example with `compile_blocks` of

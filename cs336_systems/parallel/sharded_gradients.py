@@ -92,8 +92,8 @@ class OwnedGradients(Bucket):
 class ShardedGradientsDataParallel(OverlappedDataParallel):
     """One reduce-scatter per bucket of the optimizer, started when the backward pass has computed its gradients.
 
-    After `finish_gradient_synchronization()` a gradient is its mean over the ranks on the rank that owns the parameter,
-    and None on the others. Gradients of other ranks' parameters are freed during the backward pass.
+    After `finish_gradient_synchronization()` the rank that owns a parameter has the mean of its gradients over all
+    ranks; on the others the gradient is None. Gradients of other ranks' parameters are freed during the backward pass.
 
     Clip with this class's `clip_grad_norm_`: `torch.nn.utils.clip_grad_norm_` sees only one rank's gradients and is
     refused. `torch.amp.GradScaler` and elementwise functions such as `clip_grad_value_` work as usual.

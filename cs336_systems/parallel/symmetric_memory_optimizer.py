@@ -39,7 +39,7 @@ class SymmetricMemoryBucket(ShardedBucket):
 
 
 class SymmetricMemoryShardedOptimizer(ShardedOptimizer):
-    """A `ShardedOptimizer` whose parameters lie in symmetric memory, sent without collectives.
+    """A `ShardedOptimizer` whose parameters lie in symmetric memory and are sent without collectives.
 
     On GPUs, copy engines move the parameters. A collective's kernels share SMs with the updates they overlap with,
     which slows down both; copy engines need no SMs.

@@ -34,13 +34,13 @@ class TrainingState(Stateful):
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | UpdateInBackward):
-        """Wrap a FullyShardedDataParallel or a model in one process, and an optimizer of its parameters.
+        """Wrap a FullyShardedDataParallel, or a model trained by a single process, and an optimizer of its parameters.
 
         Or wrap a model and an UpdateInBackward of its parameters: then each rank holds the full state in host memory
         while a checkpoint is saved or loaded.
 
         Raises:
-            TypeError: the optimizer is neither.
+            TypeError: the optimizer is neither a PyTorch optimizer nor an UpdateInBackward.
             ValueError: an UpdateInBackward has a parameter that is not the model's.
         """
         if not isinstance(optimizer, Optimizer | UpdateInBackward):

@@ -117,7 +117,7 @@ class UpdateInBackward:
             kwargs: arguments of the optimizer.
 
         Raises:
-            ValueError: a unit has no parameters, or of several dtypes or devices; a parameter is frozen, in two places,
+            ValueError: a unit has no parameters, or mixes dtypes or devices; a parameter is frozen, in two places,
                 on the meta device or a DTensor; the ranks' units differ; a data-parallel wrapper also averages the
                 gradients; or the optimizer computes with whole matrices, or with all parameters at once.
         """
@@ -213,13 +213,13 @@ class UpdateInBackward:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """One group per unit, with its share as parameter; hyperparameters may be changed between steps."""
+        """One group per unit, whose parameter is this rank's share; hyperparameters may be changed between steps."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def zero_grad(self) -> None:
         """Drop the gradients of a failed backward pass, so that the next one begins a step.
 
-        Units that it had already updated stay updated, on all ranks if it failed on all of them.
+        Units that the pass updated before it failed stay updated: on all ranks, if it failed on all of them.
         """
         self.wait()
         for unit in self.units:
@@ -230,8 +230,8 @@ class UpdateInBackward:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all parameters in the host's memory, numbered in the order of the units.
 
-        All ranks call this. It has the unsharded optimizer's format, and loads into that optimizer and onto any number
-        of ranks. Weights are not part of it: save the model's `state_dict` next to it.
+        All ranks call this. The result has the unsharded optimizer's format, and loads into that optimizer and onto
+        any number of ranks. Weights are not part of it: save the model's `state_dict` next to it.
         """
         states: list[dict[str, Any]] = []
         for unit, optimizer in zip(self.units, self.optimizers, strict=True):

@@ -32,8 +32,8 @@ class CapturedStep:
 
     Every call is one training step: the first two run eagerly (eleven with DistributedDataParallel), the next one
     captures the graph and replays it, and all later ones replay it. Nothing has to be undone or restored, and the
-    results equal eager steps, bit for bit if the kernels are deterministic. The graph keeps its memory (activations,
-    gradients) until this object is deleted. On a CPU all calls run eagerly.
+    results are the same as in eager steps, bit for bit if the kernels are deterministic. The graph keeps its memory
+    (activations, gradients) until this object is deleted. On a CPU all calls run eagerly.
 
     Random numbers of the default generator, such as dropout's, are new in each replay. The loss function's actions on
     the host, such as printing or reading a value, happen only during the first three calls.
@@ -72,7 +72,7 @@ class CapturedStep:
             TypeError: model is not a data-parallel wrapper, or the optimizer is not a PyTorch optimizer (an
                 UpdateInBackward is not).
             ValueError: accumulate or max_norm is out of range, the optimizer cannot be captured, the gradients are
-                averaged by another wrapper than model, or update_during_backward is combined with an option that needs
+                averaged by a wrapper other than model, or update_during_backward is combined with an option that needs
                 all gradients at once.
         """
         if accumulate < 1:
@@ -109,7 +109,7 @@ class CapturedStep:
         Raises:
             TypeError: an argument is not a tensor, or the loss function did not return a loss.
             ValueError: a tensor differs in shape, dtype or device from the first call's, the batch cannot be divided
-                into micro-batches, gradients are averaged by another wrapper than model, the loss is not a scalar or
+                into micro-batches, gradients are averaged by a wrapper other than model, the loss is not a scalar or
                 hides which tokens count, it does not come from model, or a hyperparameter that the graph holds as a
                 constant was changed.
             RuntimeError: check_finite is set, and the loss or the gradients' norm is not finite.

@@ -19,7 +19,7 @@ def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float = 1
 
     Args:
         x: residual stream, [..., d_model], bf16, fp16 or fp32.
-        delta: the last sublayer's output, which is added to it, same shape; None before the first sublayer.
+        delta: the previous sublayer's output, which is added to x, same shape; None before the first sublayer.
         weight: [d_model].
         eps: added to the mean square.
 
