@@ -4,11 +4,15 @@ import contextlib
 import io
 import re
 import sys
+import typing
 from collections.abc import Sequence
+from dataclasses import field, fields
 from difflib import get_close_matches
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
+
+from cs336_systems.experiments.base import field_docs
 
 PARSING = r"Error parsing (\S+): "
 SENTENCES = {
@@ -20,6 +24,19 @@ SENTENCES = {
     r"Missing value for argument '(\S+)'\. Expected 1 values": r"\1 has no value; allowed: one value",
 }
 """Tyro's errors, and the sentences that replace them."""
+
+
+def options_of(kind: type) -> list[tuple[str, Any, Any]]:
+    """The fields of a dataclass as options, for `make_dataclass`: the help of each is its docstring in one line."""
+    hints, docs = typing.get_type_hints(kind, include_extras=True), field_docs(kind)
+    return [
+        (
+            option.name,
+            Annotated[hints[option.name], tyro.conf.arg(help=docs[option.name])],
+            field(default=option.default),
+        )
+        for option in fields(kind)
+    ]
 
 
 def parse(command: type, program: str, arguments: Sequence[str], description: str | None, config: Any = ()) -> Any:
@@ -46,5 +63,6 @@ def one_sentence(box: str, program: str) -> str:
     options, wrong = re.findall(r"^--[a-z].*", "\n".join(others), re.MULTILINE), re.findall(r"--[\w-]+", error)
     if not options:
         return f"{error}; `{program} --help` lists what is allowed"
-    nearest = get_close_matches("".join(wrong[:1]), [option.split()[0] for option in options], n=1, cutoff=0)
-    return f"{error}; allowed: {next(option for option in options if option.split()[0] == nearest[0])}"
+    by_name = {option.split()[0]: option for option in options}
+    (nearest,) = get_close_matches("".join(wrong[:1]), by_name, n=1, cutoff=0)
+    return f"{error}; allowed: {by_name[nearest]}"

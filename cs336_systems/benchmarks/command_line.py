@@ -36,7 +36,7 @@ from cs336_systems.implementations import check as check_implementation
 from cs336_systems.lifeline import end_with_the_run
 from cs336_systems.measure.memory import is_out_of_memory
 from cs336_systems.model_check import check_model
-from cs336_systems.options import parse
+from cs336_systems.options import options_of, parse
 from cs336_systems.parallel.process_group import Rank, current_rank, process_group
 from cs336_systems.record import provenance
 from cs336_systems.record.machine import detect
@@ -177,23 +177,17 @@ def parse_command_line(
     `kind` is a dataclass of the other options, `seed` among them, of which an instance is returned. `program` is the
     module to run, if it is not the experiment's.
     """
-    docs = field_docs(experiment) | field_docs(kind)
-    hints = typing.get_type_hints(experiment, include_extras=True)
+    hints, docs = typing.get_type_hints(experiment, include_extras=True), field_docs(experiment)
     sweep = [
         (
             parameter.name,
             Annotated[GenericAlias(tuple, (hints[parameter.name], ...)), tyro.conf.arg(help=docs[parameter.name])],
-            (parameter.default,),
+            field(default=(parameter.default,)),
         )
         for parameter in dataclasses.fields(experiment)
     ]
-    settings = [
-        (option.name, Annotated[option.type, tyro.conf.arg(help=docs[option.name])], option.default)
-        for option in dataclasses.fields(kind)
-    ]
-    command = make_dataclass(
-        "Command", [(name, hint, field(default=default)) for name, hint, default in [*sweep, *settings]], kw_only=True
-    )
+    settings = options_of(kind)
+    command = make_dataclass("Command", [*sweep, *settings], kw_only=True)
     description = f"{experiment.__doc__} Options take several values; all combinations are measured."
     prog = f"python -m {program}" if program else f"cs336-systems measure {experiment.name}"
     parsed = parse(command, prog, arguments, description)

@@ -8,12 +8,12 @@ import json
 import sys
 import typing
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
-from typing import Annotated, Any
+from dataclasses import asdict, dataclass, make_dataclass, replace
+from typing import Any
 
 import tyro
 
-from cs336_systems.experiments.base import field_docs, make_cell
+from cs336_systems.experiments.base import make_cell
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.fit.answer import Answer
 from cs336_systems.fit.gpus import memory_of
@@ -21,7 +21,7 @@ from cs336_systems.fit.parameters import Question, refuse_contradictions
 from cs336_systems.fit.presets import PRESETS
 from cs336_systems.fit.verdict import predict
 from cs336_systems.measure.gpus import listed
-from cs336_systems.options import parse
+from cs336_systems.options import options_of, parse
 from cs336_systems.sizes import parse_size
 
 
@@ -35,17 +35,8 @@ class Command(Question):
 
 def main(arguments: Sequence[str]) -> None:
     """Parse a command line and print the answer; exits with status 2 and one sentence on bad input."""
-    hints, docs = typing.get_type_hints(Command, include_extras=True), field_docs(Command)
-    options = [
-        (
-            option.name,
-            Annotated[hints[option.name], tyro.conf.arg(help=docs[option.name])],
-            field(default=option.default),
-        )
-        for option in fields(Command)
-    ]
-    spelt_out: type = make_dataclass("Command", options, kw_only=True)
-    command = parse(spelt_out, "cs336-systems fit", arguments, Question.__doc__, (tyro.conf.FlagCreatePairsOff,))
+    options: type = make_dataclass("Command", options_of(Command), kw_only=True)
+    command = parse(options, "cs336-systems fit", arguments, Question.__doc__, (tyro.conf.FlagCreatePairsOff,))
     values = asdict(command)
     try:
         as_json = values.pop("json")
